@@ -1,0 +1,68 @@
+"""Who calls. Keys are known by their SHA-256 digest only; a look-up by digest tells nothing through its timing.
+
+A key comes as `Authorization: Bearer`, or as `x-api-key` (Anthropic clients) or `api-key` (Azure clients); the first of
+these that is there decides. Two Authorization headers are refused: two readers could each believe another one.
+"""
+
+from collections.abc import Iterable, Mapping
+from hashlib import sha256
+
+import msgspec
+
+from router.core.call import Workload
+from router.errors import Unauthorized
+
+
+class Caller(msgspec.Struct, frozen=True, kw_only=True):
+    """Who holds a key. `workload` is that of all its calls, if set; `fallback` allows the relay."""
+
+    name: str = ""
+    workload: Workload | None = None
+    fallback: bool = True
+
+
+ANYBODY = Caller()
+"""The caller when no keys are set."""
+
+_MISSING = (
+    "You didn't provide an API key. Send it in an Authorization header using Bearer auth "
+    "(i.e. Authorization: Bearer YOUR_KEY)."
+)
+
+
+class Keyring:
+    """Callers by the digest of their key. An empty ring lets everybody in."""
+
+    def __init__(self, callers: Iterable[tuple[bytes, Caller]] = ()) -> None:
+        self._callers: Mapping[bytes, Caller] = dict(callers)
+
+    def caller(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
+        """Who sent these headers (names in lower case). Raises Unauthorized."""
+        if not self._callers:
+            return ANYBODY
+        key = presented(headers)
+        if not key:
+            raise Unauthorized(_MISSING)
+        found = self._callers.get(sha256(key).digest())
+        if found is None:
+            raise Unauthorized("Incorrect API key provided.")
+        return found
+
+
+def presented(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
+    """The key these headers carry, or None. Raises Unauthorized when they carry it in a way that cannot be trusted."""
+    bearer: list[bytes] = []
+    bare: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name == b"authorization":
+            bearer.append(value)
+        elif name in (b"x-api-key", b"api-key"):
+            bare[name] = value
+    if len(bearer) > 1:
+        raise Unauthorized("The request has more than one Authorization header.")
+    if not bearer:
+        return bare.get(b"x-api-key") or bare.get(b"api-key")
+    scheme, _, key = bearer[0].partition(b" ")
+    if scheme.lower() != b"bearer":
+        raise Unauthorized("The Authorization header must use the Bearer scheme.")
+    return key.strip()

@@ -1,0 +1,196 @@
+"""From a request to its answer: read the body once, count, classify, open the call, send what comes.
+
+Rules:
+- Who calls and what the body claims to be are judged before a byte of it is read.
+- The body is read by routing once and goes on as it came; on `/responses` one value of it may be replaced.
+- The call's block is left before the last bytes are sent, so that a slow client does not hold a node's room.
+- Whatever goes wrong is told once, here.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from os import urandom
+
+import msgspec
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from router.api import headers
+from router.api.auth import Caller
+from router.api.forms import read_form
+from router.api.headers import Heading
+from router.api.house import House
+from router.api.owners import with_known_tier
+from router.api.presence import Presence, too_large
+from router.api.replies import Answering
+from router.core.body import LONG_BODY, Body, read_body
+from router.core.call import Call, Endpoint, Protocol
+from router.core.classify import classify
+from router.core.estimate import Estimate
+from router.errors import Answer, BadRequest, ClientLeft, Internal, NodeFailed, UnsupportedContentType
+
+TRANSCRIPT_TOKENS = 448
+"""Most tokens of one transcription: Whisper's decoder has this many positions."""
+_FREE = frozenset(("tokenize", "detokenize", "messages/count_tokens"))
+"""Answered by a node's tokenizer, without room on its device."""
+_USAGE_ON_WISH = frozenset(("chat/completions", "completions"))
+
+Asking = Callable[[str, Presence], Awaitable[Call]]
+
+log = structlog.get_logger()
+
+
+class Asked(msgspec.Struct):
+    """One request, read: who asks what of which endpoint, and the bytes of it."""
+
+    id: str
+    endpoint: Endpoint
+    heading: Heading
+    caller: Caller
+    query: bytes
+    raw: bytes
+
+
+class Completions:
+    """Serves every path whose answer comes from a node."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    async def create(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve a POST to `endpoint`."""
+
+        async def ask(request_id: str, presence: Presence) -> Call:
+            return await self._read(endpoint, scope, request_id, presence)
+
+        await self.serve(endpoint.protocol, ask, (scope, receive, send))
+
+    async def serve(self, protocol: Protocol, ask: Asking, asgi: tuple[Scope, Receive, Send]) -> None:
+        """Make a call with `ask` and send its answer, or the reason why there is none."""
+        scope, receive, send = asgi
+        request_id = "req_" + urandom(16).hex()
+        presence = Presence(scope, receive, self._house.terms)
+        answering = Answering(send, presence, protocol, request_id.encode())
+        try:
+            with presence:
+                await self._attend(ask, request_id, presence, answering)
+        except ClientLeft:
+            return
+        except Answer as answer:
+            await answering.fail(answer)
+
+    async def _attend(self, ask: Asking, request_id: str, presence: Presence, answering: Answering) -> None:
+        try:
+            await self._answer(await ask(request_id, presence), answering)
+        except Answer as answer:
+            await answering.fail(answer)
+        except NodeFailed as error:
+            await answering.cut(error)
+        except ClientLeft:
+            raise
+        except Exception:
+            log.error("request failed through a fault of ours", request_id=request_id, exc_info=True)
+            await answering.fail(Internal("The router failed to serve this request."))
+
+    async def _answer(self, call: Call, answering: Answering) -> None:
+        answering.expect(call)
+        owners = self._house.owners if call.endpoint.protocol is Protocol.RESPONSES else None
+        async with self._house.dispatcher.open(call) as reply:
+            if owners is not None:
+                owners.note(call, reply)
+            held = await answering.pour(reply)
+            if owners is not None:
+                owners.note(call, reply)
+        await answering.finish(reply, held)
+
+    async def _read(self, endpoint: Endpoint, scope: Scope, request_id: str, presence: Presence) -> Call:
+        house = self._house
+        heading = headers.read(scope["headers"])
+        caller = house.keyring.caller(scope["headers"])
+        limit = house.terms.request_body_bytes
+        _check(endpoint, heading, limit)
+        raw = await presence.body(limit)
+        read = partial(read_form, heading.content_type) if endpoint.multipart else partial(read_body, endpoint)
+        body = await asyncio.to_thread(read, raw) if len(raw) > LONG_BODY else read(raw)
+        asked = Asked(request_id, endpoint, heading, caller, scope["query_string"], raw)
+        call = await self._call(asked, body)
+        if not heading.retried:
+            house.metrics.classified(call)
+        return call
+
+    async def _call(self, asked: Asked, body: Body) -> Call:
+        house, caller, endpoint = self._house, asked.caller, asked.endpoint
+        stateful = endpoint.protocol is Protocol.RESPONSES
+        earlier = house.owners.earlier(caller, body) if stateful else None
+        estimate = house.estimates.of(body.model)
+        interactive_context = house.fleet.interactive_context(body.model)
+        counted = await self._count(endpoint, body, interactive_context)
+        prompt_tokens = estimate.prompt(counted) + (earlier.tokens if earlier is not None else 0)
+        workload, reason = classify(
+            header=asked.heading.workload,
+            key_class=caller.workload,
+            job=False,
+            body=body,
+            prompt_tokens=prompt_tokens,
+            long_prompt_tokens=house.terms.long_prompt_tokens,
+            interactive_context=interactive_context,
+        )
+        return Call(
+            id=asked.id,
+            endpoint=endpoint,
+            model=body.model,
+            body=with_known_tier(asked.raw, body) if stateful else asked.raw,
+            prompt_tokens=prompt_tokens,
+            output_tokens=_output(endpoint, body, estimate),
+            workload=workload,
+            reason=reason,
+            caller=caller.name,
+            stream=body.stream,
+            sequences=0 if endpoint.path in _FREE else body.sequences,
+            counted=0 if body.has_media or earlier is not None else counted,
+            least_tokens=_least(body, prompt_tokens),
+            asked=body.max_output,
+            deadline_s=None if body.stream else asked.heading.deadline_s,
+            query=asked.query,
+            content_type=asked.heading.content_type,
+            headers=asked.heading.passed,
+            ask_usage=body.stream and not body.has_stream_options and endpoint.path in _USAGE_ON_WISH,
+            bound_to=earlier.node if earlier is not None else None,
+            fallback=caller.fallback,
+        )
+
+    async def _count(self, endpoint: Endpoint, body: Body, interactive_context: int | None) -> int:
+        if endpoint.path in _FREE:
+            return 0
+        long_prompt = self._house.terms.long_prompt_tokens
+        decide_at = long_prompt if interactive_context is None else min(long_prompt, interactive_context)
+        return await self._house.tokens.count(body, decide_at=decide_at)
+
+
+def _check(endpoint: Endpoint, heading: Heading, limit: int) -> None:
+    """Raise UnsupportedContentType or TooLarge for what the head alone tells."""
+    wanted = b"multipart/form-data" if endpoint.multipart else b"application/json"
+    length, told = heading.content_length, heading.content_type
+    if told.partition(b";")[0].strip().lower() != wanted:
+        if length == 0:
+            raise BadRequest("We could not parse the JSON body of your request: it is empty.")
+        shown = wanted.decode()
+        raise UnsupportedContentType(f"Unsupported content type. This path reads '{shown}'.")
+    if heading.encoded:
+        raise UnsupportedContentType("Compressed request bodies are not read. Send it without Content-Encoding.")
+    if length is not None and length > limit:
+        raise too_large(limit)
+
+
+def _output(endpoint: Endpoint, body: Body, estimate: Estimate) -> int:
+    if endpoint.generates:
+        return estimate.output(body.max_output)
+    return TRANSCRIPT_TOKENS if endpoint.multipart else 0
+
+
+def _least(body: Body, prompt_tokens: int) -> int:
+    """What the longest prompt of the body surely has: ids count as they are, text at least half of its estimate."""
+    content = body.content
+    text = max(0, prompt_tokens - content.ids - content.media)
+    return (content.ids + text // 2) // max(1, content.prompts)

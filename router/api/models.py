@@ -1,0 +1,32 @@
+"""The models there are: those of the nodes and those the relay may answer for."""
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from router.api.house import House
+from router.api.ops import json_response
+from router.errors import ModelNotFound
+
+
+class Models:
+    """`/models` and `/models/{id}`; an id may hold slashes, written plainly or as %2F."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+
+    async def listed(self, request: Request) -> Response:
+        """Every model, in one page."""
+        return json_response({"object": "list", "data": self._cards(request)})
+
+    async def one(self, request: Request) -> Response:
+        """One model, by its public name."""
+        wanted: str = request.path_params["id"]
+        for card in self._cards(request):
+            if card["id"] == wanted:
+                return json_response(card)
+        message = f"The model '{wanted[:512]}' does not exist or you do not have access to it."
+        raise ModelNotFound(message, param="model")
+
+    def _cards(self, request: Request) -> list[dict[str, object]]:
+        self._house.keyring.caller(request.headers.raw)
+        return self._house.fleet.model_cards(self._house.relay_models)

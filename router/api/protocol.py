@@ -1,0 +1,101 @@
+"""uvicorn's HTTP connection, with the bounds it leaves to whoever stands in front of it.
+
+A request head must be whole within `HEAD_S` and within the size limit; a head that is not HTTP is told so in OpenAI's
+shape. A connection on which nothing was ever sent is closed like one that is kept alive. The body's bounds are the
+door's (it knows which path allows how much).
+"""
+
+import asyncio
+from secrets import token_hex
+from typing import ClassVar
+
+import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from router.api.terms import ABORT
+
+HEAD_S = 10.0
+"""Longest time from the first byte of a request to the end of its head."""
+
+
+class FrontProtocol(HttpToolsProtocol):
+    """One client connection. `head_limit` is the largest request head in bytes."""
+
+    head_limit: ClassVar[int] = 65536
+
+    _head_bytes = 0
+    _in_head = True
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._head_timer = self.loop.call_later(self.timeout_keep_alive, self._too_slow)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_head:
+            if not self._head_bytes:
+                self._stop_timer()
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._head_bytes and self._in_head and not self.transport.is_closing():
+            if self._head_bytes > self.head_limit:
+                self._refuse(431, "The request head is too large.", "request_header_fields_too_large")
+            elif self._head_timer is None:
+                self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
+
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        self._in_head = False
+        if self._head_bytes > self.head_limit:
+            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            if size > self.head_limit:
+                self._refuse(431, "The request head is too large.", "request_header_fields_too_large")
+                return
+        self.scope["extensions"] = {ABORT: {"now": self.transport.abort}}
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._in_head = True
+        self._head_bytes = 0
+        if not self.transport.is_closing():
+            super().on_message_complete()
+
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg, None)
+
+    def _too_slow(self) -> None:
+        self._head_timer = None
+        if not self._head_bytes:
+            self.transport.close()
+        elif self.cycle is None or self.cycle.response_complete:
+            self._refuse(408, "The request head did not arrive in time.", "request_timeout")
+
+    def _refuse(self, status: int, message: str, code: str | None) -> None:
+        """Answer and close. Nothing of the request has reached the app, or nothing more of it will."""
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            self.transport.abort()
+            return
+        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        body = msgspec.json.encode({"error": error})
+        head = (
+            f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"
+            f"x-request-id: req_{token_hex(16)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+
+_PHRASES = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}

@@ -1,0 +1,194 @@
+"""One answer on its way to one client.
+
+Rules:
+- A head is sent once. Before it, a failure is a status and a JSON error; after it, in a stream, an error event and the
+  protocol's end mark; after it, in anything else, a broken connection, so that half an answer never looks whole.
+- A streaming caller that waits is sent a head and a comment after `heartbeat_s`, and a comment each `heartbeat_s` until
+  the answer's first bytes. Only comments: every SDK skips them, and nothing else.
+- Events go out one for one as they come, each counted so that a client that stops reading is seen.
+- Whole bodies are collected while room is held and sent after it was given back.
+"""
+
+import asyncio
+
+from starlette.types import Send
+
+from router.api import errors
+from router.api.presence import Presence
+from router.core.call import Call, Outcome, Protocol, Workload
+from router.dispatch.reply import Reply
+from router.errors import Answer, NodeFailed, UpstreamUnavailable
+from router.upstream.sse import failure_events
+
+HELD_BYTES = 8 * 2**20
+"""A body of known size up to this is collected before it is sent; a longer one is passed on as it comes."""
+LINGER_S, LINGER_BYTES = 2.0, 64 * 2**20
+"""How long and how much is read of a body that is not wanted, so that the refusal arrives before the end."""
+
+Headers = list[tuple[bytes, bytes]]
+
+_OURS = frozenset(
+    (
+        b"cache-control",
+        b"content-length",
+        b"x-accel-buffering",
+        b"x-ebbtide-node",
+        b"x-ebbtide-queue-ms",
+        b"x-ebbtide-reason",
+        b"x-ebbtide-workload",
+        b"x-request-id",
+    )
+)
+_STREAMED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+_EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
+_WORKLOADS = {workload: (b"x-ebbtide-workload", workload.value.encode()) for workload in Workload}
+_KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class Answering:
+    """Sends one answer. `id` is the request's; `protocol` says how errors look."""
+
+    __slots__ = ("_beat", "_call", "_presence", "_protocol", "_send", "id", "started", "streaming")
+
+    def __init__(self, send: Send, presence: Presence, protocol: Protocol, request_id: bytes) -> None:
+        self._send = send
+        self._presence = presence
+        self._protocol = protocol
+        self.id = request_id
+        self._call: Call | None = None
+        self._beat: asyncio.Task[None] | None = None
+        self.started = self.streaming = False
+
+    def expect(self, call: Call) -> None:
+        """The call is about to wait: from now on a streaming caller hears a heartbeat."""
+        self._call = call
+        if call.stream and self._protocol is not Protocol.PLAIN:
+            self._presence.beat = self._heartbeat
+
+    async def pour(self, reply: Reply) -> bytes | None:
+        """Send what comes while room is held; returns a whole body that is still to be sent, or None."""
+        await self._still()
+        if reply.stream:
+            await self._events(reply)
+            return None
+        if self.started or (reply.length is not None and reply.length <= HELD_BYTES):
+            return b"".join([chunk async for chunk in reply])
+        await self._opaque(reply)
+        return None
+
+    async def finish(self, reply: Reply, held: bytes | None) -> None:
+        """Send the rest, after room was given back."""
+        self._presence.finishing = True
+        if held is None:
+            await self._end(b"")
+        elif self.started:
+            await self._late(reply.status, held)
+        else:
+            if reply.status >= 400 and self._protocol is Protocol.MESSAGES:
+                held = errors.envelope(reply.status, errors.inner(held).message)
+            await self._start(reply.status, [*self._about(reply), (b"content-length", b"%d" % len(held))])
+            await self._end(held)
+
+    async def fail(self, answer: Answer) -> None:
+        """Tell the caller why there is no answer, in whatever way is still open."""
+        await self._still()
+        self._presence.finishing = True
+        if self.streaming:
+            await self._end(failure_events(self._protocol, answer.message, answer.code or "upstream_error"))
+        elif self.started:
+            self._presence.abort()
+        else:
+            await self._refuse(answer)
+
+    async def cut(self, error: NodeFailed) -> None:
+        """The node failed inside a body that cannot say so."""
+        await self.fail(UpstreamUnavailable(f"The node failed inside its answer: {error}"))
+
+    async def _refuse(self, answer: Answer) -> None:
+        body = errors.body(answer, anthropic=self._protocol is Protocol.MESSAGES)
+        headers = [(b"x-request-id", self.id), *errors.headers(answer, len(body))]
+        unread = not self._presence.body_read
+        if unread:
+            headers.append((b"connection", b"close"))
+        await self._start(answer.status, headers)
+        if unread:
+            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            await self._presence.linger(LINGER_S, LINGER_BYTES)
+            body = b""
+        await self._end(body)
+
+    async def _events(self, reply: Reply) -> None:
+        presence, send = self._presence, self._send
+        if not self.started:
+            await self._start(reply.status, [*self._about(reply), *_STREAMED])
+            self.streaming = True
+        message = {"type": "http.response.body", "body": b"", "more_body": True}
+        async for chunk in reply:
+            message["body"] = chunk
+            presence.pending = Outcome.CLIENT_STALLED
+            await send(message)
+            presence.pending = None
+            presence.moves += 1
+
+    async def _opaque(self, reply: Reply) -> None:
+        presence, length = self._presence, reply.length
+        sized = [] if length is None else [(b"content-length", b"%d" % length)]
+        await self._start(reply.status, [*self._about(reply), *sized])
+        async for chunk in reply:
+            presence.pending = Outcome.CLIENT_STALLED
+            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
+            presence.pending = None
+            presence.moves += 1
+
+    async def _late(self, status: int, held: bytes) -> None:
+        """A stream was promised, and what came is one JSON body."""
+        error = errors.inner(held)
+        message = error.message if status >= 400 else "The node did not stream its answer."
+        await self._end(failure_events(self._protocol, message, error.code or "upstream_error"))
+
+    async def _start(self, status: int, headers: Headers) -> None:
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+        self.started = self._presence.headed = True
+
+    async def _end(self, body: bytes) -> None:
+        self._presence.pending = Outcome.CLIENT_STALLED
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        self._presence.pending = None
+
+    def _about(self, reply: Reply) -> Headers:
+        headers = [pair for pair in reply.headers if pair[0] not in _OURS]
+        headers += self._said()
+        headers.append((b"x-ebbtide-node", reply.node.encode()))
+        headers.append((b"x-ebbtide-queue-ms", b"%d" % (reply.queued_s * 1000)))
+        return headers
+
+    def _said(self) -> Headers:
+        call = self._call
+        assert call is not None
+        return [
+            (b"x-request-id", self.id),
+            _WORKLOADS[call.workload],
+            (b"x-ebbtide-reason", call.reason.encode()),
+        ]
+
+    def _heartbeat(self) -> None:
+        if self._beat is None or self._beat.done():
+            self._beat = asyncio.get_running_loop().create_task(self._comment())
+
+    async def _comment(self) -> None:
+        self._presence.pending = Outcome.CLIENT_STALLED
+        if not self.started:
+            await self._start(200, [_EVENT_STREAM, *self._said(), *_STREAMED])
+            self.streaming = True
+        await self._send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
+        self._presence.pending = None
+        self._presence.moves += 1
+
+    async def _still(self) -> None:
+        """No heartbeat from here on. One that waits for the client is dropped whole: sending writes all or nothing."""
+        self._presence.beat = None
+        beat, self._beat = self._beat, None
+        if beat is not None and not beat.done():
+            beat.cancel()
+            await asyncio.wait((beat,))
+            self._presence.pending = None

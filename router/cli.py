@@ -1,0 +1,243 @@
+"""The command line: one row of `COMMANDS` and one function for each subcommand.
+
+Rules: what a subcommand needs is imported inside it, so that `--help` is instant and a broken part breaks only its own
+command; results go to standard output, everything else to standard error; exit status 0 is success, 1 a failure or bad
+settings, 2 a usage error, 130 an interrupt.
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import msgspec
+
+from router.errors import EbbtideError, SettingsError
+
+if TYPE_CHECKING:
+    from router.settings import Settings
+
+Arguments = argparse.Namespace
+
+
+class NodeReport(Protocol):
+    """What one look at a node found. None is unknown; `problem` is None when it can be used."""
+
+    name: str
+    url: str
+    engine: str
+    models: list[str]
+    context: int | None
+    kv_tokens: int | None
+    sequences: int | None
+    pools: Sequence[str]
+    problem: str | None
+
+
+class Flag(NamedTuple):
+    """One option: its name and what argparse needs to know of it."""
+
+    name: str
+    options: Mapping[str, Any]
+
+
+class Command(NamedTuple):
+    """One subcommand. `run` takes the parsed arguments and returns the exit status."""
+
+    name: str
+    summary: str
+    run: Callable[[Arguments], int]
+    flags: tuple[Flag, ...]
+    examples: tuple[str, ...]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command line (default: this process's) and return its exit status."""
+    arguments = parser().parse_args(argv)
+    try:
+        status: int = arguments.run(arguments)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except EbbtideError as error:
+        _complain(*str(error).splitlines())
+        return 1
+    except OSError as error:
+        _complain(error.strerror or type(error).__name__)
+        return 1
+    return status
+
+
+def parser() -> argparse.ArgumentParser:
+    """The parser of every command in the table."""
+    whole = argparse.ArgumentParser(
+        prog="ebbtide",
+        description="Route chat and batch work onto your own LLM nodes through one OpenAI-compatible address.",
+        epilog="'ebbtide COMMAND --help' shows a command's options and examples.",
+        allow_abbrev=False,
+    )
+    whole.add_argument("--version", action="version", version=f"ebbtide {version('ebbtide')}")
+    commands = whole.add_subparsers(metavar="COMMAND", required=True)
+    for command in COMMANDS:
+        one = commands.add_parser(
+            command.name,
+            help=command.summary,
+            description=f"{command.summary[0].upper()}{command.summary[1:]}.",
+            epilog="\n".join(["examples:", *(f"  {example}" for example in command.examples)]),
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        for flag in command.flags:
+            one.add_argument(flag.name, **flag.options)
+        one.set_defaults(run=command.run)
+    return whole
+
+
+def serve(arguments: Arguments) -> int:
+    """Serve until told to stop."""
+    from router.app import serve as serve_app
+
+    return serve_app(_settings(arguments))
+
+
+def check(arguments: Arguments) -> int:
+    """Check the settings and, when asked, look at every node once."""
+    from router.settings import dump
+
+    try:
+        settings = _settings(arguments)
+    except SettingsError as error:
+        if not arguments.json:
+            raise
+        _print_json({"ok": False, "problems": str(error).splitlines()})
+        return 1
+    reports = _look(settings) if arguments.probe else []
+    problems = [f"{report.name}: {report.problem}" for report in reports if report.problem]
+    if arguments.json:
+        nodes = [{field: getattr(report, field) for field in NodeReport.__annotations__} for report in reports]
+        _print_json({"ok": not problems, "problems": problems, "settings": dump(settings), "nodes": nodes})
+    elif arguments.probe:
+        _print_table(reports)
+    else:
+        relay = "a relay" if settings.relay else "no relay"
+        _print(f"settings are fine: {len(settings.nodes)} nodes, {relay}, {len(settings.keys)} keys")
+    return 1 if problems else 0
+
+
+def demo(arguments: Arguments) -> int:
+    """Show the whole thing on this machine."""
+    from router.tools.demo import run
+
+    return run(arguments)
+
+
+def _settings(arguments: Arguments) -> "Settings":
+    from router.settings import load
+
+    given = {name: getattr(arguments, name, None) for name in ("host", "port")}
+    server = {name: value for name, value in given.items() if value is not None}
+    return load(arguments.config, os.environ, {"server": server} if server else None)
+
+
+def _look(settings: "Settings") -> Sequence[NodeReport]:
+    from router.app import look
+
+    return asyncio.run(look(settings))
+
+
+def _print_table(reports: Sequence[NodeReport]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table("node", "engine", "models", "context", "KV tokens", "slots", "pools", "verdict")
+    for report in reports:
+        numbers = (report.context, report.kv_tokens, report.sequences)
+        cells = (
+            report.name,
+            report.engine,
+            "\n".join(report.models) or "-",
+            *("?" if number is None else f"{number:,}" for number in numbers),
+            ", ".join(sorted(report.pools)),
+        )
+        verdict = Text(_shown(report.problem), "red") if report.problem else Text("ok", "green")
+        table.add_row(*(Text(_shown(cell)) for cell in cells), verdict)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def _shown(text: str) -> str:
+    """What a node says of itself, fit for a terminal."""
+    return "".join(char if char.isprintable() or char == "\n" else ascii(char)[1:-1] for char in text)
+
+
+def _print(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def _print_json(value: object) -> None:
+    _print(msgspec.json.format(msgspec.json.encode(value, enc_hook=str), indent=2).decode())
+
+
+def _complain(*lines: str) -> None:
+    sys.stderr.writelines(f"ebbtide: {line}\n" for line in lines)
+
+
+def _port(text: str) -> int:
+    if not (text.isascii() and text.isdigit() and int(text) <= 65_535):
+        raise argparse.ArgumentTypeError("a port is a number from 0 to 65535")
+    return int(text)
+
+
+CONFIG = Flag(
+    "--config",
+    {"metavar": "FILE", "type": Path, "help": "YAML settings; without it they come from EBBTIDE_* variables alone"},
+)
+HOST = Flag("--host", {"metavar": "HOST", "help": "address to listen on, instead of server.host"})
+PORT = Flag("--port", {"metavar": "PORT", "type": _port, "help": "port to listen on, instead of server.port"})
+
+COMMANDS = (
+    Command(
+        "serve",
+        "route calls until told to stop",
+        serve,
+        (CONFIG, HOST, PORT),
+        (
+            "ebbtide serve --config ebbtide.yaml",
+            "ebbtide serve --config ebbtide.yaml --host 0.0.0.0 --port 9000",
+            "EBBTIDE_NODES='[{name: a, url: http://127.0.0.1:8001}]' ebbtide serve",
+        ),
+    ),
+    Command(
+        "check",
+        "check the settings and, with --probe, look at every node once",
+        check,
+        (
+            CONFIG,
+            Flag(
+                "--probe", {"action": "store_true", "help": "ask every node what it is; fails when one cannot be used"}
+            ),
+            Flag("--json", {"action": "store_true", "help": "print JSON, with the settings in force and no secrets"}),
+        ),
+        ("ebbtide check --config ebbtide.yaml", "ebbtide check --config ebbtide.yaml --probe --json"),
+    ),
+    Command(
+        "demo",
+        "show it all on this machine with a small model, no GPU needed",
+        demo,
+        (
+            Flag("--once", {"action": "store_true", "help": "run the scenario once, print what happened and leave"}),
+            Flag("--model", {"metavar": "FILE", "type": Path, "help": "GGUF model to use instead of the default one"}),
+            Flag("--port", {"metavar": "PORT", "type": _port, "default": 8080, "help": "port to listen on (8080)"}),
+            Flag("--cache", {"metavar": "DIR", "type": Path, "help": "folder that downloads are kept in"}),
+        ),
+        ("ebbtide demo", "ebbtide demo --once --model smollm2-135m-instruct-q8_0.gguf"),
+    ),
+)
+"""Every subcommand, in the order of `--help`."""

@@ -1,0 +1,230 @@
+"""A node: what the operator said, what it told us, what we measured, and whether it may be used.
+
+State is a table. Three kinds of evidence move it: an answer (GOOD), a failure of the node (FAULT), and neither (a
+caller's own error, a client that left), which moves nothing. A refusal (429, 503) is saturation, not a fault: the node
+is left alone for a moment that doubles while it goes on refusing.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+import msgspec
+
+from router.core.budget import Budget, Room
+from router.core.call import Call, Workload
+
+FAULTS_TO_DOWN = 3
+"""Failures in a row that take a node out. One is chance, two may be one event seen twice."""
+BACKOFF_S = (1.0, 60.0)
+"""First and longest wait before a node that is down is tried again; it doubles with every failed try."""
+REFUSAL_S = (0.5, 8.0)
+"""First and longest wait after a refusal."""
+PANIC_S = 1.0
+"""With every node out, each is tried again this long after its last failure."""
+
+
+class Spec(msgspec.Struct, frozen=True, kw_only=True):
+    """What the operator said. `models` maps public names to the node's own; empty means whatever the node lists."""
+
+    name: str
+    url: str
+    pools: frozenset[Workload]
+    engine: str = "auto"
+    models: Mapping[str, str] = {}
+    context: int | None = None
+    sequences: int | None = None
+    tokens: int | None = None
+
+
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One model a node serves. `context` in tokens; `card` is what the node says of it in /v1/models."""
+
+    context: int | None = None
+    card: Mapping[str, object] = {}
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node told us of itself. None is unknown."""
+
+    engine: str = "openai"
+    version: str | None = None
+    models: Mapping[str, ModelFacts] = {}
+    tokens: int | None = None
+    sequences: int | None = None
+    streams_usage: bool = False
+
+
+class Load(msgspec.Struct, frozen=True, kw_only=True):
+    """One measurement: sequences running and waiting, `used` the share of KV tokens held (0 to 1). None is unknown."""
+
+    running: int | None = None
+    waiting: int | None = None
+    used: float | None = None
+
+
+class State(StrEnum):
+    """Whether a node may be used."""
+
+    STARTING = "starting"
+    READY = "ready"
+    DOWN = "down"
+    PROBATION = "probation"
+
+
+class Sign(StrEnum):
+    """What one call or probe says of the node."""
+
+    GOOD = "good"
+    FAULT = "fault"
+    REFUSED = "refused"
+    NEITHER = "neither"
+
+
+class Event(StrEnum):
+    """What moves the state."""
+
+    ANSWERED = "answered"
+    FAILED = "failed too often"
+    PROBED = "probe answered"
+    TRIED = "tried again"
+
+
+TRANSITIONS: dict[State, dict[Event, State]] = {
+    State.STARTING: {Event.ANSWERED: State.READY, Event.PROBED: State.READY, Event.FAILED: State.DOWN},
+    State.READY: {Event.FAILED: State.DOWN},
+    State.DOWN: {Event.ANSWERED: State.READY, Event.PROBED: State.PROBATION, Event.TRIED: State.PROBATION},
+    State.PROBATION: {Event.ANSWERED: State.READY, Event.FAILED: State.DOWN},
+}
+"""State and event to next state; a pair that is not here changes nothing."""
+
+
+class Node:
+    """One server that can answer. Changed only by what is observed; `now` is seconds of any steady clock."""
+
+    __slots__ = (
+        "backoff_s",
+        "budget",
+        "cause",
+        "facts",
+        "failed_at",
+        "faults",
+        "good_at",
+        "load",
+        "refusal_s",
+        "refused_until",
+        "retry_at",
+        "since",
+        "spec",
+        "state",
+    )
+
+    def __init__(self, spec: Spec, *, reserve: float = 0.0) -> None:
+        self.spec = spec
+        self.facts = Facts()
+        self.load = Load()
+        self.state = State.STARTING
+        self.cause = "not yet seen"
+        self.since = self.failed_at = self.good_at = self.retry_at = self.refused_until = -1e9
+        self.faults = 0
+        self.backoff_s = BACKOFF_S[0]
+        self.refusal_s = REFUSAL_S[0]
+        self.budget = Budget(spec.tokens, spec.sequences, reserve)
+
+    @property
+    def name(self) -> str:
+        """The operator's name for it."""
+        return self.spec.name
+
+    def serves(self, model: str) -> bool:
+        """Whether it answers for that public model name."""
+        return model in self.spec.models if self.spec.models else model in self.facts.models
+
+    def own_name(self, model: str) -> str:
+        """The name the node itself knows a public model by."""
+        return self.spec.models.get(model, model)
+
+    def models(self) -> list[str]:
+        """Public names of what it serves."""
+        return list(self.spec.models or self.facts.models)
+
+    def context(self, model: str) -> int | None:
+        """Longest prompt and answer together, in tokens, or None if unknown."""
+        known = self.facts.models.get(self.own_name(model))
+        told = known.context if known else None
+        said = self.spec.context
+        if told is None or said is None:
+            return told if said is None else said
+        return min(told, said)
+
+    def room_for(self, call: Call) -> Room:
+        """Prompt and expected output of every sequence, the output capped by what the context leaves."""
+        context = self.context(call.model)
+        output = call.output_tokens
+        if context is not None:
+            output = min(output, max(0, context - call.prompt_tokens))
+        return Room(call.prompt_tokens + output * call.sequences, call.sequences)
+
+    def usable(self, now: float, *, panic: bool = False) -> bool:
+        """Whether a call may be sent now. In panic (no node is usable) waits are cut short."""
+        quiet = now >= (self.failed_at + PANIC_S if panic else self.refused_until) or now >= self.refused_until
+        if self.state is State.READY or self.state is State.STARTING:
+            return quiet
+        due = self.state is State.PROBATION or now >= self.retry_at or (panic and now >= self.failed_at + PANIC_S)
+        return quiet and due and not self.budget.held().sequences
+
+    def observe(self, sign: Sign, now: float, cause: str) -> None:
+        """Take in how one call went."""
+        match sign:
+            case Sign.GOOD:
+                self.faults, self.good_at = 0, now
+                self.backoff_s, self.refusal_s = BACKOFF_S[0], REFUSAL_S[0]
+                self.refused_until = now
+                self._move(Event.ANSWERED, now, cause)
+            case Sign.REFUSED:
+                self.failed_at = now
+                self.refused_until = now + self.refusal_s
+                self.refusal_s = min(self.refusal_s * 2, REFUSAL_S[1])
+            case Sign.FAULT:
+                self.failed_at = now
+                self.faults += 1
+                if self.faults >= FAULTS_TO_DOWN or self.state in (State.PROBATION, State.DOWN):
+                    self._fail(now, cause)
+            case Sign.NEITHER:
+                pass
+
+    def seen(self, facts: Facts, load: Load, now: float) -> None:
+        """Take in a probe that answered."""
+        self.facts = facts
+        self.load = load
+        said = self.spec
+        self.budget.tokens = said.tokens if said.tokens is not None else facts.tokens
+        self.budget.sequences = said.sequences if said.sequences is not None else facts.sequences
+        self.budget.foreign = self._foreign(load)
+        self._move(Event.PROBED, now, "probe answered")
+
+    def missed(self, now: float, cause: str, *, refused: bool) -> None:
+        """Take in a probe that failed. A node that answers calls is busy, not dead, unless it refuses connections."""
+        if refused or now - self.good_at > 10.0:
+            self.observe(Sign.FAULT, now, cause)
+
+    def try_again(self, now: float) -> None:
+        """A call is about to be sent to a node that is down: the next answer decides."""
+        self._move(Event.TRIED, now, self.cause)
+
+    def _fail(self, now: float, cause: str) -> None:
+        self.retry_at = now + self.backoff_s
+        self.backoff_s = min(self.backoff_s * 2, BACKOFF_S[1])
+        self._move(Event.FAILED, now, cause)
+
+    def _foreign(self, load: Load) -> Room:
+        held = self.budget.held()
+        busy = (load.running or 0) + (load.waiting or 0)
+        tokens = 0
+        if load.used is not None and self.budget.tokens:
+            tokens = max(0, int(load.used * self.budget.tokens) - held.tokens)
+        return Room(tokens if busy > held.sequences else 0, max(0, busy - held.sequences))
+
+    def _move(self, event: Event, now: float, cause: str) -> None:
+        after = TRANSITIONS[self.state].get(event)
+        if after is not None and after is not self.state:
+            self.state, self.since, self.cause = after, now, cause

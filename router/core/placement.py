@@ -1,0 +1,178 @@
+"""Where a call runs: the one place all policy is in.
+
+`place` takes what is known and returns what to do. It has no clock, does no I/O and changes nothing. Order of thought:
+which nodes serve the model, which of them hold the prompt, which are shaped for the workload, which are usable, which
+have room; then, with none left, patience, the relay, and the reason to refuse.
+"""
+
+from collections.abc import Collection, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from router.core.call import Call, Workload
+from router.core.node import Node, State
+
+UNTOLD_BATCH_SEQUENCES = 4
+"""Batch calls at once on a node that tells neither KV tokens nor sequences: it stays fed and is not swamped."""
+
+
+class WaitReason(StrEnum):
+    """Why a call waits. Metric label and log field."""
+
+    NO_ROOM = "no_room"
+    CHAT_WAITS = "chat_waits"
+    ENGINE_QUEUE = "engine_queue"
+    NODES_DOWN = "nodes_down"
+    NODES_BUSY = "nodes_busy"
+
+
+class RelayCause(StrEnum):
+    """Why a call goes to the relay. Metric label."""
+
+    UNKNOWN_MODEL = "unknown_model"
+    CONTEXT = "context"
+    NODES_DOWN = "nodes_down"
+    NO_ROOM = "no_room"
+    NODE_FAILED = "node_failed"
+
+
+class RefuseReason(StrEnum):
+    """Why a call is refused."""
+
+    UNKNOWN_MODEL = "unknown_model"
+    CONTEXT = "context"
+    NO_ROOM = "no_room"
+    NODES_DOWN = "nodes_down"
+    NODE_FAILED = "node_failed"
+    OWNER_GONE = "owner_gone"
+    DEADLINE = "deadline"
+
+
+class Run(msgspec.Struct, frozen=True):
+    """Send it to this node now."""
+
+    node: Node
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """Ask again when something changes, or at `until`."""
+
+    reason: WaitReason
+    until: float | None = None
+
+
+class Relay(msgspec.Struct, frozen=True):
+    """Send it to the relay now."""
+
+    cause: RelayCause
+
+
+class Refuse(msgspec.Struct, frozen=True):
+    """Nobody will answer it. `context` is the longest there is, in tokens."""
+
+    reason: RefuseReason
+    context: int | None = None
+
+
+Decision = Run | Wait | Relay | Refuse
+
+
+class Situation(msgspec.Struct, kw_only=True):
+    """What is known of one call beside the nodes.
+
+    `waited` and `patience` in seconds; `tried` names nodes that failed this call; `relay` says whether a relay is
+    mapped for it; `chat_waits` whether interactive calls for the same model wait for room; `turn` breaks ties.
+    """
+
+    waited: float = 0.0
+    patience: float = 2.0
+    tried: Collection[str] = ()
+    relay: bool = False
+    chat_waits: bool = False
+    turn: int = 0
+
+
+def place(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Decision:
+    """Decide what to do with a call. Total: every input has an answer."""
+    serving = [node for node in nodes if node.serves(call.model)]
+    if call.bound_to is not None:
+        serving = [node for node in serving if node.name == call.bound_to]
+        if not serving:
+            return Refuse(RefuseReason.OWNER_GONE)
+    if not serving:
+        return Relay(RelayCause.UNKNOWN_MODEL) if situation.relay else Refuse(RefuseReason.UNKNOWN_MODEL)
+    holding = _holding(call, serving)
+    if not holding:
+        longest = max(node.context(call.model) or 0 for node in serving)
+        return Relay(RelayCause.CONTEXT) if situation.relay else Refuse(RefuseReason.CONTEXT, longest)
+    shaped = [node for node in holding if call.workload in node.spec.pools] or holding
+    untried = [node for node in shaped if node.name not in situation.tried] if situation.tried else shaped
+    if not untried:
+        return Relay(RelayCause.NODE_FAILED) if situation.relay else Refuse(RefuseReason.NODE_FAILED)
+    ready = [node for node in untried if node.usable(now)]
+    if not ready and not situation.relay:
+        ready = [node for node in untried if node.usable(now, panic=True)]
+    if not ready:
+        return _none_usable(untried, situation, now)
+    return _fit(call, ready, situation)
+
+
+def _holding(call: Call, serving: Sequence[Node]) -> Sequence[Node]:
+    """Nodes whose context holds the estimate; if none, the longest, unless even the least count is too long."""
+    contexts = [(node.context(call.model), node) for node in serving]
+    holding = [node for context, node in contexts if context is None or context > call.prompt_tokens]
+    if holding or call.least_tokens >= call.prompt_tokens:
+        return holding
+    longest = max(context or 0 for context, _ in contexts)
+    return [node for context, node in contexts if context == longest and longest > call.least_tokens]
+
+
+def _none_usable(nodes: Sequence[Node], situation: Situation, now: float) -> Decision:
+    refusing = [node for node in nodes if node.state is State.READY]
+    if situation.relay and (not refusing or situation.waited >= situation.patience):
+        return Relay(RelayCause.NO_ROOM if refusing else RelayCause.NODES_DOWN)
+    if situation.waited >= situation.patience:
+        return Refuse(RefuseReason.NO_ROOM if refusing else RefuseReason.NODES_DOWN)
+    until = min(node.refused_until for node in refusing) if refusing else min(node.retry_at for node in nodes)
+    return Wait(
+        WaitReason.NODES_BUSY if refusing else WaitReason.NODES_DOWN, max(until, now) if until > now else now + 0.25
+    )
+
+
+def _fit(call: Call, ready: Sequence[Node], situation: Situation) -> Decision:
+    batch = call.workload is Workload.BATCH
+    fitting = [node for node in ready if node.budget.fits(node.room_for(call), call.workload)]
+    yielding = batch and situation.chat_waits
+    if batch:
+        fitting = [node for node in fitting if _takes_batch(node, chat_waits=yielding)]
+    if fitting:
+        return Run(_best(fitting, situation.turn))
+    if situation.waited >= situation.patience:
+        return Relay(RelayCause.NO_ROOM) if situation.relay else Refuse(RefuseReason.NO_ROOM)
+    if yielding:
+        return Wait(WaitReason.CHAT_WAITS)
+    queued = batch and any(node.load.waiting for node in ready)
+    return Wait(WaitReason.ENGINE_QUEUE if queued else WaitReason.NO_ROOM)
+
+
+def _takes_batch(node: Node, *, chat_waits: bool) -> bool:
+    if node.load.waiting or (chat_waits and Workload.INTERACTIVE in node.spec.pools):
+        return False
+    if node.budget.tokens is None and node.budget.sequences is None:
+        return node.budget.held(Workload.BATCH).sequences < UNTOLD_BATCH_SEQUENCES
+    return True
+
+
+def _best(nodes: Sequence[Node], turn: int) -> Node:
+    """The least used; a queue or failures at the engine count against it; ties go round."""
+    if len(nodes) == 1:
+        return nodes[0]
+
+    def burden(index: int) -> tuple[float, int, int]:
+        node = nodes[index]
+        load = node.budget.used() + 0.25 * node.faults + (1.0 if node.load.waiting else 0.0)
+        sequences = node.budget.held().sequences + node.budget.foreign.sequences
+        return load, sequences, (index - turn) % len(nodes)
+
+    return nodes[min(range(len(nodes)), key=burden)]

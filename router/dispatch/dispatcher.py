@@ -1,0 +1,228 @@
+"""The corridor every call goes through, whichever door it came in by.
+
+    async with dispatcher.open(call) as reply:
+        ...
+
+The block is the life of the call: room is held and the upstream connection is open exactly as long as it lasts. Leaving
+it in any way (the end, an error, cancellation because the caller left) gives the room back, aborts what still runs
+upstream and wakes those who wait.
+
+A leg that fails before the first meaningful event may be followed by another: a node not yet tried while the retry
+budget lasts, then the relay. The old leg is over, its connection closed, before the next begins. What failed through
+the caller's own doing (4xx) is passed on and counted against nobody.
+"""
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from router.core.call import Call, Outcome
+from router.core.node import Node, Sign
+from router.core.placement import RelayCause
+from router.dispatch import normalise, request
+from router.dispatch.admission import Admission, Grant, RelayGrant
+from router.dispatch.ledger import Ledger
+from router.dispatch.reply import Reply
+from router.dispatch.trip import Trip
+from router.errors import (
+    Answer,
+    BadStatus,
+    ErrorInStream,
+    FirstByteTimeout,
+    NodeFailed,
+    NodeRefused,
+    RelayMisconfigured,
+    UpstreamError,
+    UpstreamTimeout,
+    UpstreamUnavailable,
+)
+from router.upstream.pool import Answer as Upstream
+from router.upstream.pool import Pool
+from router.upstream.target import Target
+
+ERROR_BODY_BYTES = 65536
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach one target: a node or the relay. `models` maps public names to the target's own."""
+
+    name: str
+    target: Target
+    pool: Pool
+    fixed: bytes
+    models: Mapping[str, str] = {}
+    asks_usage: bool = False
+
+
+class Patience(msgspec.Struct, frozen=True, kw_only=True):
+    """Bounds of one leg and of trying again: seconds, seconds a prompt token, most legs on nodes, share of retries."""
+
+    first_byte_s: float = 120.0
+    first_byte_per_prompt_token_s: float = 0.01
+    retries: int = 1
+    retry_ratio: float = 0.1
+
+
+class RetryBudget:
+    """Retries as a share of calls, so that an outage is not multiplied. A few are always allowed."""
+
+    FLOOR = 10.0
+
+    def __init__(self, ratio: float) -> None:
+        self._ratio = ratio
+        self._left = self.FLOOR
+
+    def earn(self) -> None:
+        """A call came in."""
+        self._left = min(self.FLOOR, self._left + self._ratio)
+
+    def spend(self) -> bool:
+        """Whether one more retry may be made; it is counted if so."""
+        if self._left < 1.0:
+            return False
+        self._left -= 1.0
+        return True
+
+
+class Dispatcher:
+    """Opens calls. `ways` by node name; `ledger` is told of every trip that ended."""
+
+    def __init__(
+        self, admission: Admission, ways: Mapping[str, Way], relay: Way | None, patience: Patience, ledger: Ledger
+    ) -> None:
+        self.admission = admission
+        self._ways = ways
+        self._relay = relay
+        self._patience = patience
+        self._ledger = ledger
+        self._retries = RetryBudget(patience.retry_ratio)
+        self.trips: set[Trip] = set()
+
+    def relays(self, call: Call) -> bool:
+        """Whether the relay may answer the call."""
+        relay = self._relay
+        return relay is not None and call.fallback and call.bound_to is None and call.model in relay.models
+
+    @asynccontextmanager
+    async def open(self, call: Call) -> AsyncIterator[Reply]:
+        """The call's answer, for as long as the block lasts. Raises an Answer when there is none."""
+        trip = Trip(call, self._ledger.clock, relay=self.relays(call))
+        self.trips.add(trip)
+        self._retries.earn()
+        try:
+            grant = await self.admission.grant(call, trip.situation, trip.began_at)
+            while True:
+                try:
+                    async with self._leg(trip, grant) as reply:
+                        trip.committed = True
+                        trip.status = reply.status
+                        yield reply
+                        return
+                except NodeFailed as error:
+                    if trip.committed:
+                        raise
+                    self._ledger.leg(trip, type(error))
+                    grant = await self._next(trip, error)
+        except BaseException as error:
+            trip.broke(error)
+            raise
+        finally:
+            self.trips.discard(trip)
+            self._ledger.close(trip)
+
+    @asynccontextmanager
+    async def _leg(self, trip: Trip, grant: Grant | RelayGrant) -> AsyncIterator[Reply]:
+        if isinstance(grant, RelayGrant):
+            self._ledger.relayed(grant.cause)
+            async with self._ask(trip, self._way_to_relay(), None) as reply:
+                yield reply
+            return
+        try:
+            with grant.permit:
+                async with self._ask(trip, self._ways[grant.node.name], grant.node) as reply:
+                    yield reply
+        finally:
+            self.admission.changed()
+
+    @asynccontextmanager
+    async def _ask(self, trip: Trip, way: Way, node: Node | None) -> AsyncIterator[Reply]:
+        """Send one leg and hold its answer until it may be shown."""
+        call = trip.call
+        own_name = way.models.get(call.model, call.model) if node is None else node.own_name(call.model)
+        asks_usage = call.ask_usage and (node is None or node.facts.streams_usage)
+        trip.leave(way.name, node, asks_usage=asks_usage)
+        body = request.body(call, own_name, asks_usage=asks_usage)
+        head = request.head(call, way.target, way.fixed, len(body))
+        patience = self._patience
+        first_byte_s = patience.first_byte_s + patience.first_byte_per_prompt_token_s * call.prompt_tokens
+        async with way.pool.exchange(head, body, first_byte_s=first_byte_s) as upstream:
+            rename = None if own_name == call.model else (own_name.encode(), call.model.encode())
+            yield await self._read(upstream, trip, rename)
+
+    async def _read(self, upstream: Upstream, trip: Trip, rename: tuple[bytes, bytes] | None) -> Reply:
+        status = upstream.status
+        if status < 400:
+            try:
+                return await Reply.hold(upstream, trip, rename)
+            except ErrorInStream as error:
+                if error.status >= 500:
+                    raise
+                return self._complaint(error.status, upstream, error.body, trip)
+        raw = await upstream.all(ERROR_BODY_BYTES)
+        if trip.node is not None:
+            if status in (429, 503):
+                raise NodeRefused(f"The node answered {status}.")
+            if status in (401, 403) or (status >= 500 and status != 501):
+                raise BadStatus(f"The node answered {status}.", status, raw)
+        elif status in (401, 403):
+            raise RelayMisconfigured("The relay refuses the key it was given.", retry=False)
+        return self._complaint(status, upstream, raw, trip)
+
+    def _complaint(self, status: int, upstream: Upstream, raw: bytes, trip: Trip) -> Reply:
+        trip.sign(Sign.NEITHER, "the caller's own error")
+        trip.outcome = Outcome.CALLER_ERROR if status < 500 else Outcome.FAILED
+        shaped = normalise.complaint(status, raw, trip.call.endpoint.prompt_field).encode()
+        return Reply.error(status, upstream.headers, shaped, trip)
+
+    async def _next(self, trip: Trip, error: NodeFailed) -> Grant | RelayGrant:
+        """Where a call goes whose leg failed. Raises the last word when there is nowhere."""
+        if trip.node is None:
+            raise self._last_word(trip, error) from error
+        if isinstance(error, NodeRefused):
+            trip.sign(Sign.REFUSED, str(error))
+        else:
+            trip.sign(Sign.FAULT, str(error))
+            trip.situation.tried = (*trip.situation.tried, trip.place)
+            trip.faults += 1
+            if trip.faults > self._patience.retries or not self._retries.spend():
+                if trip.situation.relay:
+                    return RelayGrant(RelayCause.NODE_FAILED)
+                raise self._last_word(trip, error) from error
+        try:
+            return await self.admission.grant(trip.call, trip.situation, trip.began_at)
+        except Answer as answer:
+            if isinstance(error, NodeRefused) or not isinstance(answer, UpstreamUnavailable):
+                raise
+            raise self._last_word(trip, error) from error
+
+    def _last_word(self, trip: Trip, error: NodeFailed) -> Answer:
+        retry = False if trip.legs > 1 else None
+        match error:
+            case FirstByteTimeout():
+                return UpstreamTimeout("The node did not begin to answer in time.", retry=False)
+            case BadStatus(status=401 | 403):
+                return UpstreamUnavailable("The node refuses the router's key.", retry=False)
+            case BadStatus():
+                found = normalise.complaint(error.status, error.body, trip.call.endpoint.prompt_field)
+                return UpstreamError(found.message, error.status, code=found.code, retry=retry)
+            case ErrorInStream():
+                found = normalise.complaint(error.status, error.body, trip.call.endpoint.prompt_field)
+                return UpstreamError(found.message, 503, code=found.code, retry=retry)
+            case _:
+                return UpstreamUnavailable(str(error), retry=retry)
+
+    def _way_to_relay(self) -> Way:
+        if self._relay is None or self._relay.target.authorization is None:
+            raise RelayMisconfigured("The relay has no key of its own; set relay.api_key.", retry=False)
+        return self._relay

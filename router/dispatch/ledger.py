@@ -1,0 +1,64 @@
+"""What is written down when a call ends: metrics, one log line, and what its usage teaches the estimates."""
+
+from collections.abc import Callable
+
+from router import logs
+from router.core.call import Outcome
+from router.core.estimate import Estimates
+from router.core.placement import RelayCause
+from router.dispatch.trip import RELAY, Trip
+from router.errors import NodeFailed
+from router.metrics import Metrics
+
+
+class Ledger:
+    """`clock` gives seconds of a steady clock; the rest is told of every leg and every trip that ended."""
+
+    def __init__(self, clock: Callable[[], float], metrics: Metrics, estimates: Estimates) -> None:
+        self.clock = clock
+        self._metrics = metrics
+        self._estimates = estimates
+
+    def leg(self, trip: Trip, outcome: Outcome | type[NodeFailed]) -> None:
+        """A leg of a trip ended: with an answer, or by a failure of the node."""
+        self._metrics.leg(trip.place, outcome if isinstance(outcome, Outcome) else outcome.__name__)
+
+    def relayed(self, cause: RelayCause) -> None:
+        """A call goes to the relay."""
+        self._metrics.relayed(cause)
+
+    def close(self, trip: Trip) -> None:
+        """A call ended."""
+        call = trip.call
+        outcome = trip.outcome = trip.outcome or Outcome.COMPLETED
+        usage = trip.counted()
+        if usage is not None and call.counted and trip.place != RELAY:
+            self._estimates.of(call.model).learn(call.counted, usage, call.asked)
+        if trip.committed:
+            self.leg(trip, outcome)
+        if outcome is Outcome.CUT:
+            self._metrics.truncated(trip.place)
+        if trip.events is not None and trip.events.oversized:
+            self._metrics.oversized_event()
+        went = (trip.place or None, trip.queued_s, trip.first_token_s(), trip.duration_s())
+        node, queued_s, first_token_s, duration_s = went
+        self._metrics.finished(
+            call,
+            outcome,
+            node=node,
+            queued_s=queued_s,
+            first_token_s=first_token_s,
+            duration_s=duration_s,
+            usage=usage,
+        )
+        logs.call_finished(
+            call,
+            outcome,
+            status=trip.status,
+            node=node,
+            queued_s=queued_s,
+            first_token_s=first_token_s,
+            duration_s=duration_s,
+            usage=usage,
+            retries=max(0, trip.legs - 1),
+        )

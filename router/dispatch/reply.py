@@ -1,0 +1,259 @@
+"""An open answer: status, headers, and bytes to come.
+
+Rules:
+- The head is held until the first meaningful event of a stream, or the whole of a JSON answer, is here: until then
+  another node may be tried, afterwards never, and two answers are never spliced.
+- Bytes pass as they came, in whole events; a side copy is parsed for the first token, usage, errors and the end.
+- An upstream that dies after the head was let go ends the answer with an error event and its protocol's end mark.
+"""
+
+import msgspec
+
+from router.core.call import Protocol, Usage
+from router.dispatch.trip import Trip
+from router.errors import NodeFailed, Truncated
+from router.upstream.pool import Answer as Upstream
+from router.upstream.sse import Events, failure_events
+
+JSON_HELD_BYTES = 8 * 2**20
+"""A JSON answer up to this size is read whole before its head is let go; a longer one is passed on as it comes."""
+LAST_CHUNK_S = 0.05
+"""How long the end of the body may come after the answer's own end mark, so that the connection can be kept."""
+
+_HOP_BY_HOP = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"date",
+        b"server",
+        b"set-cookie",
+        b"content-length",
+        b"x-request-id",
+    )
+)
+
+
+_MARKLESS = (Protocol.RESPONSES, Protocol.MESSAGES)
+"""Protocols whose last event is their end; the others send `[DONE]` after it."""
+
+
+class _Counted(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+
+
+class _Body(msgspec.Struct):
+    usage: _Counted | None = None
+    id: str | None = None
+
+
+_body = msgspec.json.Decoder(_Body)
+
+
+class Reply:
+    """What the caller gets. Iterate it once for its bytes.
+
+    `status` and `headers` are ready to send (hop-by-hop headers removed, no content-length); `length` is the body's
+    size when it is known; `node` the name of the node, or `relay`; `stream` whether the bytes are server-sent events.
+    """
+
+    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], trip: Trip) -> None:
+        self.status = status
+        self.headers = headers
+        self.trip = trip
+        self.stream = False
+        self.length: int | None = None
+        self.response_id: str | None = None
+        self._held = b""
+        self._upstream: Upstream | None = None
+        self._events: Events | None = None
+
+    @property
+    def node(self) -> str:
+        """Who answers."""
+        return self.trip.place
+
+    @property
+    def queued_s(self) -> float:
+        """Seconds the call waited for room."""
+        return self.trip.queued_s
+
+    def __aiter__(self) -> "Reply":
+        return self
+
+    async def __anext__(self) -> bytes:
+        if self._held:
+            held, self._held = self._held, b""
+            return held
+        if self._upstream is None:
+            raise StopAsyncIteration
+        chunk = await (self._next_bytes(self._upstream) if self._events is None else self._next_events(self._events))
+        if not chunk:
+            raise StopAsyncIteration
+        return chunk
+
+    @classmethod
+    def error(cls, status: int, headers: list[tuple[bytes, bytes]], body: bytes, trip: Trip) -> "Reply":
+        """An upstream's own refusal of the call, its body already in OpenAI's shape."""
+        kept = [pair for pair in clean(headers) if pair[0] not in (b"content-type", b"content-encoding")]
+        reply = cls(status, [*kept, (b"content-type", b"application/json")], trip)
+        reply._held, reply.length = body, len(body)
+        return reply
+
+    @classmethod
+    async def hold(cls, upstream: Upstream, trip: Trip, rename: tuple[bytes, bytes] | None) -> "Reply":
+        """Read a 2xx answer as far as it must be held. Raises NodeFailed when the node fails before that point."""
+        reply = cls(upstream.status, clean(upstream.headers), trip)
+        kind = _header(upstream.headers, b"content-type")
+        coded = _header(upstream.headers, b"content-encoding") not in (b"", b"identity")
+        if kind.startswith(b"text/event-stream"):
+            reply.stream = True
+            if not coded:
+                await reply._hold_events(upstream, rename)
+                return reply
+        if kind.startswith(b"application/json"):
+            await reply._hold_json(upstream, None if coded else rename)
+            return reply
+        reply._held = await upstream.read()
+        reply._upstream = upstream
+        return reply
+
+    async def _hold_events(self, upstream: Upstream, rename: tuple[bytes, bytes] | None) -> None:
+        trip = self.trip
+        events = Events(trip.call.endpoint.protocol, drop_usage=trip.asks_usage, rename=rename)
+        trip.events = events
+        held = []
+        while not events.meaningful:
+            data = await upstream.read()
+            if not data:
+                events.end()
+                if events.failure is None and not events.complete:
+                    raise Truncated("The stream ended before it said anything.")
+                break
+            held.append(events.feed(data))
+            if events.failure is not None:
+                trip.fail_inside(events.failure)
+        if events.failure is not None:
+            trip.fail_inside(events.failure)
+        trip.first_token()
+        self.response_id = events.response_id
+        self._held = b"".join(held)
+        self._upstream, self._events = upstream, events
+
+    async def _hold_json(self, upstream: Upstream, rename: tuple[bytes, bytes] | None) -> None:
+        parts, size = [], 0
+        while data := await upstream.read():
+            parts.append(data)
+            size += len(data)
+            if size > JSON_HELD_BYTES:
+                self._upstream = upstream
+                break
+        self._held = b"".join(parts)
+        self.trip.first_token()
+        if self._upstream is not None:
+            self.length = upstream.length
+            return
+        if rename is not None:
+            self._held = rename_model(self._held, *rename)
+        self.length = len(self._held)
+        self._read_json()
+        self.trip.ended()
+
+    def _read_json(self) -> None:
+        try:
+            found = _body.decode(self._held)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return
+        self.response_id = found.id
+        if found.usage is not None:
+            counted = found.usage
+            self.trip.usage = Usage(
+                counted.prompt_tokens or counted.input_tokens, counted.completion_tokens or counted.output_tokens
+            )
+
+    async def _next_bytes(self, upstream: Upstream) -> bytes:
+        """More of a body we do not read. It cannot say it failed, so a failure breaks the connection to the caller."""
+        try:
+            data = await upstream.read()
+        except NodeFailed as error:
+            self.trip.cut(error)
+            raise
+        if not data:
+            self._upstream = None
+            self.trip.ended()
+        return data
+
+    async def _next_events(self, events: Events) -> bytes:
+        upstream = self._upstream
+        assert upstream is not None
+        try:
+            while not self._ended(events):
+                data = await upstream.read()
+                if not data:
+                    break
+                chunk = events.feed(data)
+                if chunk:
+                    return chunk
+            await self._close_stream(upstream, events)
+        except NodeFailed as error:
+            self._upstream = None
+            if events.complete:
+                self.trip.ended()
+                return b""
+            self.trip.cut(error)
+            return self._last_words(events, str(error))
+        return b""
+
+    async def _close_stream(self, upstream: Upstream, events: Events) -> None:
+        if self._ended(events):
+            await upstream.drain(LAST_CHUNK_S)
+        events.end()
+        if not events.complete and not events.errored:
+            raise Truncated("The stream ended before the answer did.")
+        self._upstream = None
+        self.trip.ended(errored=events.errored)
+
+    def _ended(self, events: Events) -> bool:
+        """Whether nothing may follow: the end mark was seen, or the last event where there is none."""
+        return events.done or (events.complete and self.trip.call.endpoint.protocol in _MARKLESS)
+
+    def _last_words(self, events: Events, message: str) -> bytes:
+        protocol = self.trip.call.endpoint.protocol
+        sequence = events.sequence_number
+        return failure_events(
+            protocol, message, "upstream_error", response_id=events.response_id, sequence_number=sequence
+        )
+
+
+def clean(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """Headers that may go to the caller: none of the connection's own, nor those it names."""
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            named.update(part.strip().lower() for part in value.split(b","))
+    return [pair for pair in headers if pair[0] not in _HOP_BY_HOP and pair[0] not in named]
+
+
+def rename_model(raw: bytes, found: bytes, shown: bytes) -> bytes:
+    """The same JSON with the first `"model"` value `found` shown as `shown`."""
+    for spaced in (b'"model":', b'"model": '):
+        old = spaced + b'"' + found + b'"'
+        if old in raw:
+            return raw.replace(old, spaced + b'"' + shown + b'"', 1)
+    return raw
+
+
+def _header(headers: list[tuple[bytes, bytes]], wanted: bytes) -> bytes:
+    for name, value in headers:
+        if name == wanted:
+            return value.lower()
+    return b""

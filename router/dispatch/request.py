@@ -1,0 +1,62 @@
+"""What one leg of a call looks like on the wire to one target.
+
+The body goes out as it came, but for two edits a call may need: another model name (a node or the relay knows the model
+under its own), and `stream_options.include_usage` on streams whose caller did not say, so that tokens can be accounted.
+Credentials are the target's own; a caller's never leave the house.
+"""
+
+import re
+from collections.abc import Iterable
+
+import msgspec
+
+from router.core.call import Call
+from router.upstream.target import Target
+
+_ASK_USAGE = b'{"stream_options":{"include_usage":true},'
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def prefix(target: Target) -> bytes:
+    """The header lines that are the same for every call to a target."""
+    lines = b" HTTP/1.1\r\nhost: " + target.host_header + b"\r\naccept-encoding: identity\r\n"
+    if target.authorization is not None:
+        lines += b"authorization: " + target.authorization + b"\r\n"
+    return lines
+
+
+def head(call: Call, target: Target, fixed: bytes, length: int) -> bytes:
+    """The whole request head. `fixed` is the target's `prefix`; `length` the body's."""
+    path = target.path(call.path or call.endpoint.path, rooted=call.endpoint.rooted)
+    if call.query:
+        path += b"?" + call.query
+    parts = [call.method.encode(), b" ", path, fixed, b"x-request-id: ", call.id.encode(), b"\r\n"]
+    if length or call.method == "POST":
+        parts.append(b"content-type: %b\r\ncontent-length: %d\r\n" % (call.content_type, length))
+    parts += _lines(call.headers)
+    parts.append(b"\r\n")
+    return b"".join(parts)
+
+
+def body(call: Call, own_name: str, *, asks_usage: bool) -> bytes:
+    """The body for a target that knows the model as `own_name`."""
+    raw = call.body
+    if own_name != call.model:
+        raw = renamed(raw, call.content_type, call.model, own_name)
+    if asks_usage:
+        raw = _ASK_USAGE + raw[raw.index(b"{") + 1 :].lstrip()
+    return raw
+
+
+def renamed(raw: bytes, content_type: bytes, model: str, own_name: str) -> bytes:
+    """The same body with another model name; every other value keeps its bytes."""
+    if content_type.lower().startswith(b"multipart/"):
+        field = re.compile(rb'(name="model"(?:\r\n[^\r\n]+)*\r\n\r\n)' + re.escape(model.encode()) + rb"(?=\r\n--)")
+        return field.sub(lambda found: found.group(1) + own_name.encode(), raw, count=1)
+    members = _members.decode(raw)
+    members["model"] = msgspec.Raw(msgspec.json.encode(own_name))
+    return msgspec.json.encode(members)
+
+
+def _lines(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
+    return [name + b": " + value + b"\r\n" for name, value in headers]

@@ -1,0 +1,132 @@
+"""What is learnt of one call on its way: where it went, what came back, how it ended.
+
+A Trip lives as long as the block of `Dispatcher.open`. The log line and the metrics of the call are made from it.
+"""
+
+from asyncio import CancelledError
+from collections.abc import Callable
+
+from router.core.call import Call, Outcome, Usage
+from router.core.node import Node, Sign
+from router.core.placement import Situation
+from router.dispatch.normalise import status_inside
+from router.errors import (
+    Answer,
+    BadRequest,
+    ErrorInStream,
+    NodeFailed,
+    NotFound,
+    Overloaded,
+    RequestTimeout,
+    UpstreamTimeout,
+)
+from router.upstream.sse import Events
+
+RELAY = "relay"
+
+_BROKEN: tuple[tuple[type[BaseException], Outcome], ...] = (
+    (UpstreamTimeout, Outcome.TIMED_OUT),
+    (RequestTimeout, Outcome.TIMED_OUT),
+    (Overloaded, Outcome.REFUSED),
+    (BadRequest, Outcome.CALLER_ERROR),
+    (NotFound, Outcome.CALLER_ERROR),
+    (Answer, Outcome.FAILED),
+    (NodeFailed, Outcome.CUT),
+    (BaseException, Outcome.CLIENT_LEFT),
+)
+"""The first kind that fits tells how a call ended whose block was left by an exception."""
+
+
+class Trip:
+    """One call's way. Times are seconds of the dispatcher's clock; `place` is a node's name, `relay`, or empty."""
+
+    __slots__ = (
+        "_clock",
+        "asks_usage",
+        "began_at",
+        "call",
+        "committed",
+        "events",
+        "faults",
+        "first_token_at",
+        "legs",
+        "node",
+        "outcome",
+        "place",
+        "queued_s",
+        "sent_at",
+        "situation",
+        "status",
+        "usage",
+    )
+
+    def __init__(self, call: Call, clock: Callable[[], float], *, relay: bool) -> None:
+        self._clock = clock
+        self.call = call
+        self.began_at = clock()
+        self.situation = Situation(relay=relay)
+        self.node: Node | None = None
+        self.place = ""
+        self.asks_usage = False
+        self.queued_s = 0.0
+        self.sent_at = 0.0
+        self.first_token_at: float | None = None
+        self.legs = 0
+        self.faults = 0
+        self.status = 0
+        self.committed = False
+        self.usage: Usage | None = None
+        self.events: Events | None = None
+        self.outcome: Outcome | None = None
+
+    def leave(self, place: str, node: Node | None, *, asks_usage: bool) -> None:
+        """A leg begins: room is held and the request goes out."""
+        now = self._clock()
+        if not self.legs:
+            self.queued_s = now - self.began_at
+        self.legs += 1
+        self.sent_at = now
+        self.place, self.node, self.asks_usage = place, node, asks_usage
+
+    def first_token(self) -> None:
+        """The first thing a person would see is here: the node has shown that it works."""
+        self.first_token_at = self._clock()
+        self.sign(Sign.GOOD, "answered")
+
+    def ended(self, *, errored: bool = False) -> None:
+        """The answer came to its own end."""
+        self.outcome = Outcome.FAILED if errored else Outcome.COMPLETED
+
+    def cut(self, error: NodeFailed) -> None:
+        """The node failed inside the answer."""
+        self.outcome = Outcome.CUT
+        self.sign(Sign.FAULT, str(error))
+
+    def fail_inside(self, event: bytes) -> None:
+        """The node said 200 and then that it failed, before anything meaningful."""
+        raise ErrorInStream("The node reported an error in its stream.", event, status_inside(event))
+
+    def broke(self, error: BaseException) -> None:
+        """The block was left by an exception."""
+        told = error.args[0] if isinstance(error, CancelledError) and error.args else None
+        if isinstance(told, Outcome):
+            self.outcome = told
+        elif self.outcome is None or self.outcome is Outcome.COMPLETED:
+            self.outcome = next(outcome for kind, outcome in _BROKEN if isinstance(error, kind))
+
+    def sign(self, sign: Sign, cause: str) -> None:
+        """Tell the node how it did; the relay keeps no such record."""
+        if self.node is not None:
+            self.node.observe(sign, self._clock(), cause)
+
+    def counted(self) -> Usage | None:
+        """Tokens the node says it used, if it said."""
+        return self.usage if self.events is None else self.events.usage
+
+    def first_token_s(self) -> float | None:
+        """Seconds from the call's arrival to its first token."""
+        return None if self.first_token_at is None else self.first_token_at - self.began_at
+
+    def duration_s(self) -> float:
+        """Seconds since the call arrived."""
+        return self._clock() - self.began_at

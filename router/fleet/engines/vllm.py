@@ -1,0 +1,81 @@
+"""vLLM: /v1/models for names and context, /metrics for KV capacity and load, /health for a dead engine.
+
+Names and meanings from vLLM 0.33 `v1/metrics/loggers.py` and `v1/core/block_pool.py`; the capture is of 0.32. Every
+series carries `engine`, the data-parallel rank: capacities and counts are added over ranks, shares averaged. KV
+capacity by order of trust: `kv_cache_size_tokens`; number of blocks times block size, unless the block of attention
+differs from it (a hybrid model, for which that product is wrong); unknown. Labels are strings and may say "None".
+`vllm:num_requests_running` of several models in one server (base and adapters) are distinct series and added.
+"""
+
+from router.core.node import Facts, Load
+from router.fleet.engines.dialect import (
+    HEALTH,
+    METRICS,
+    MODELS,
+    VERSION,
+    Answers,
+    Dialect,
+    cards,
+    count,
+    first_named,
+    mean,
+    model_facts,
+    owners,
+    share,
+    size,
+    total,
+    word,
+)
+from router.fleet.exposition import Sample
+
+CONFIG = ("vllm:cache_config_info", "vllm:cache_config")
+RUNNING = ("vllm:num_requests_running",)
+WAITING = ("vllm:num_requests_waiting", "vllm:num_requests_waiting_by_reason")
+USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+
+
+def _detect(answers: Answers) -> bool:
+    return "vllm" in owners(answers) or bool(answers.samples((*CONFIG, *RUNNING)))
+
+
+def _facts(answers: Answers) -> Facts:
+    found = answers.samples(CONFIG)
+    ranks = {sample.labels.get("engine", ""): _rank_tokens(sample) for sample in first_named(found, CONFIG)}
+    return Facts(
+        engine="vllm",
+        version=word(answers.object(VERSION).get("version")),
+        models=model_facts(cards(answers), lambda card: size(card.get("max_model_len"))),
+        tokens=total(ranks.values()),
+        streams_usage=True,
+    )
+
+
+def _rank_tokens(sample: Sample) -> int | None:
+    told = size(sample.labels.get("kv_cache_size_tokens"))
+    if told is not None:
+        return told
+    blocks, block = size(sample.labels.get("num_gpu_blocks")), size(sample.labels.get("block_size"))
+    attention = size(sample.labels.get("effective_attention_block_size"))
+    if blocks is None or block is None or (attention is not None and attention != block):
+        return None
+    return blocks * block
+
+
+def _load(answers: Answers, facts: Facts) -> Load:
+    found = answers.samples((*RUNNING, *WAITING, *USED))
+    return Load(
+        running=total(count(sample.value) for sample in first_named(found, RUNNING)),
+        waiting=total(count(sample.value) for sample in first_named(found, WAITING)),
+        used=mean(share(sample.value) for sample in first_named(found, USED)),
+    )
+
+
+VLLM = Dialect(
+    name="vllm",
+    signs=(MODELS, METRICS),
+    facts_from=(MODELS, VERSION, METRICS),
+    load_from=(HEALTH, METRICS),
+    detect=_detect,
+    facts=_facts,
+    load=_load,
+)

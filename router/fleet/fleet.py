@@ -1,0 +1,195 @@
+"""The nodes there are, and the loops that keep looking at them.
+
+Rules: one loop a node, so that a slow node delays only itself; starts are spread over one period; no traffic ever
+waits for a look. Load is read at each look, facts every `FACTS_EVERY`th; the engine is recognised again, and facts
+are read again, once a node has been down. A capacity that facts no longer tell keeps its last known value while the
+engine is the same. Trouble is logged when it begins and when it ends, not in between.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+
+import msgspec
+
+from router.core.call import Workload
+from router.core.node import Facts, ModelFacts, Node, State
+from router.errors import ProbeFailed
+from router.fleet.engines import DIALECTS
+from router.fleet.probe import Look, Probe, refused
+
+FACTS_EVERY = 10
+"""Looks between two readings of the facts; they change only when an engine is restarted or an adapter is loaded."""
+
+log = logging.getLogger("ebbtide.fleet")
+
+Sleep = Callable[[float], Awaitable[object]]
+
+
+def _nothing() -> None:
+    """Nobody wants to know."""
+
+
+class Fleet:
+    """All nodes. `every_s` seconds lie between two looks at one; `changed` is called when waiting calls should ask.
+
+    `trouble` is why the last look at a node failed, by name, and `blind` names nodes whose engine should tell its
+    load and does not; both are empty when all is well.
+    """
+
+    def __init__(
+        self,
+        nodes: Sequence[Node],
+        probe: Probe,
+        *,
+        every_s: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Sleep = asyncio.sleep,
+        changed: Callable[[], None] = _nothing,
+    ) -> None:
+        self.nodes = tuple(nodes)
+        self.by_name = {node.name: node for node in self.nodes}
+        self.trouble: dict[str, str] = {}
+        self.blind: set[str] = set()
+        self._probe = probe
+        self._every_s = every_s
+        self._clock = clock
+        self._sleep = sleep
+        self._changed = changed
+        self._engines: dict[str, str] = {}
+        self._looks: dict[str, int] = {}
+        self._created = int(time.time())
+
+    def serving(self, model: str) -> list[Node]:
+        """Nodes that answer for that public model name, in whatever state."""
+        return [node for node in self.nodes if node.serves(model)]
+
+    def interactive_context(self, model: str) -> int | None:
+        """The longest context, in tokens, among nodes of the interactive pool that serve the model.
+
+        None when there are none, or when one of them does not tell.
+        """
+        contexts = [node.context(model) for node in self.serving(model) if Workload.INTERACTIVE in node.spec.pools]
+        known = [context for context in contexts if context is not None]
+        return max(known) if known and len(known) == len(contexts) else None
+
+    def model_cards(self, elsewhere: Iterable[str] = ()) -> list[dict[str, object]]:
+        """Every model there is, as OpenAI lists them, by public name; nodes that are down keep what they last told.
+
+        `elsewhere` names models of the relay. What a node says of a model is kept; `max_model_len` is the longest
+        context a call may have.
+        """
+        served = dict.fromkeys(model for node in self.nodes for model in node.models())
+        cards = [self._card(model) for model in served]
+        return cards + [self._bare(model, "relay") for model in dict.fromkeys(elsewhere) if model not in served]
+
+    def _bare(self, model: str, owner: str) -> dict[str, object]:
+        return {"id": model, "object": "model", "created": self._created, "owned_by": owner}
+
+    def _card(self, model: str) -> dict[str, object]:
+        nodes = sorted(self.serving(model), key=lambda node: node.state is State.DOWN)
+        told = [known.card for node in nodes if (known := _known(node, model)) is not None and known.card]
+        card = self._bare(model, "ebbtide")
+        for name, value in (told[0] if told else {}).items():
+            if name not in card or isinstance(value, type(card[name])):
+                card[name] = value
+        card["id"] = model
+        contexts = [context for node in nodes if (context := node.context(model)) is not None]
+        if contexts:
+            card["max_model_len"] = max(contexts)
+        return card
+
+    async def first_look(self, timeout: float) -> None:
+        """Look once at every node, all at once. After `timeout` seconds the rest stay as they are."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout), asyncio.TaskGroup() as group:
+                for node in self.nodes:
+                    group.create_task(self.look(node))
+
+    async def watch(self) -> None:
+        """Look at all nodes, again and again, until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            for index, node in enumerate(self.nodes):
+                group.create_task(self._watch(node, self._every_s * index / len(self.nodes)), name=f"watch {node.name}")
+
+    async def _watch(self, node: Node, offset_s: float) -> None:
+        await self._sleep(offset_s)
+        while True:
+            began = self._clock()
+            await self.look(node)
+            took = self._clock() - began
+            await self._sleep(max(self._every_s - took, self._every_s / 4))
+
+    async def look(self, node: Node) -> None:
+        """Look at one node now and let it take in what was seen."""
+        looks = self._looks.get(node.name, 0)
+        fresh = looks % FACTS_EVERY == 0
+        engine = self._engines.get(node.name)
+        before = _relevant(node)
+        try:
+            look = await self._probe.look(node.spec, engine=engine, facts=None if fresh else node.facts)
+        except ProbeFailed as error:
+            self._missed(node, error)
+        else:
+            self._looks[node.name] = looks + 1
+            self._seen(node, look, first=looks == 0)
+        if _relevant(node) != before:
+            self._changed()
+
+    def _seen(self, node: Node, look: Look, *, first: bool) -> None:
+        if look.sure:
+            self._engines[node.name] = look.facts.engine
+        facts = look.facts if first else _kept(node.facts, look.facts)
+        node.seen(facts, look.load, self._clock())
+        if self.trouble.pop(node.name, None) is not None:
+            log.info("node %s answers again (%s)", node.name, look.facts.engine)
+        self._note_blindness(node, look)
+
+    def _note_blindness(self, node: Node, look: Look) -> None:
+        blind = look.load.running is None and DIALECTS[look.facts.engine].tells_load
+        if blind and node.name not in self.blind:
+            log.warning(
+                "node %s (%s) does not tell its load: only our own calls are counted", node.name, look.facts.engine
+            )
+        (self.blind.add if blind else self.blind.discard)(node.name)
+
+    def _missed(self, node: Node, error: ProbeFailed) -> None:
+        cause = str(error)
+        if node.name not in self.trouble:
+            log.warning("node %s: %s", node.name, cause)
+        self.trouble[node.name] = cause
+        gone, was = refused(error), node.state
+        node.missed(self._clock(), cause, refused=gone)
+        if node.state is State.DOWN:
+            self._forget(node)
+            if was is not State.DOWN:
+                log.warning("node %s is down: %s", node.name, cause)
+
+    def _forget(self, node: Node) -> None:
+        """What comes back may be another engine."""
+        self._looks.pop(node.name, None)
+        self._engines.pop(node.name, None)
+
+
+def _known(node: Node, model: str) -> ModelFacts | None:
+    return node.facts.models.get(node.own_name(model))
+
+
+def _kept(old: Facts, new: Facts) -> Facts:
+    """New facts, with the capacities of the old ones where the same engine does not tell them this time."""
+    if old.engine != new.engine or old.version != new.version or (new.tokens is not None and new.sequences is not None):
+        return new
+    return msgspec.structs.replace(
+        new,
+        tokens=old.tokens if new.tokens is None else new.tokens,
+        sequences=old.sequences if new.sequences is None else new.sequences,
+    )
+
+
+def _relevant(node: Node) -> tuple[object, ...]:
+    """What a decision depends on and a look can change."""
+    budget = node.budget
+    contexts = {name: known.context for name, known in node.facts.models.items()}
+    return node.state, contexts, budget.tokens, budget.sequences, budget.foreign, bool(node.load.waiting)

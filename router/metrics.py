@@ -1,0 +1,280 @@
+"""What is counted, on a registry of our own.
+
+Rules: every label value comes from a closed list (workloads, reasons, outcomes, endpoints, relay causes) or from the
+settings (node names); whatever else turns up is counted as `other`, so a stranger cannot grow the series. No caller, no
+model and no id is a label. Counting is plain arithmetic on dicts, a few hundred nanoseconds each, and belongs to the
+event loop's thread; prometheus_client's own children lock and cost a microsecond. It is asked only to write scrapes.
+What nodes are doing is read at scrape time from whoever knows it, not copied here.
+"""
+
+import sys
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import version
+from itertools import accumulate
+from typing import Protocol, TypedDict, Unpack
+
+from prometheus_client import CollectorRegistry, ProcessCollector
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from router.core.call import ENDPOINTS, Call, Outcome, Usage, Workload
+from router.core.node import State
+
+OTHER = "other"
+RELAY = "relay"
+PREFIX = "ebbtide_"
+MOST_SERIES = 4096
+"""Series of one metric; with a thousand nodes and a few words this is not met."""
+FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 2, 5, 10, 30, 120)
+DURATION_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
+QUEUE_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 30, 120, 600, 3600)
+LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
+
+Labels = tuple[str, ...]
+
+
+class Ended(TypedDict, total=False):
+    """How a call went: seconds; None or left out is unknown or never came. `node` may be `relay`."""
+
+    node: str | None
+    queued_s: float
+    first_token_s: float | None
+    duration_s: float
+    usage: Usage | None
+
+
+class NodeView(Protocol):
+    """One node as a scrape sees it. `room` holds tokens by `capacity`, `interactive`, `batch`; left out is unknown."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def up(self) -> bool: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def running(self) -> Mapping[str, int]: ...
+    @property
+    def room(self) -> Mapping[str, int]: ...
+
+
+class Family:
+    """One metric: its name (without prefix), what it means, its labels, and a number for each set of label values."""
+
+    kind = "counter"
+
+    def __init__(self, name: str, text: str, *labels: str) -> None:
+        self.name = PREFIX + name
+        self.text = text
+        self.labels = labels
+        self.values: dict[Labels, float] = {} if labels else {(): 0.0}
+
+    def add(self, labels: Labels = (), amount: float = 1) -> None:
+        """Count `amount` more."""
+        try:
+            self.values[labels] += amount
+        except KeyError:
+            labels = _bounded(labels, self.values)
+            self.values[labels] = self.values.get(labels, 0) + amount
+
+    def collect(self) -> Metric:
+        """The metric as it stands."""
+        family = CounterMetricFamily(self.name, self.text, labels=self.labels)
+        for labels, value in self.values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Level(Family):
+    """A metric that goes up and down. `with level:` holds it one higher for a block."""
+
+    kind = "gauge"
+
+    def set(self, value: float, labels: Labels = ()) -> None:
+        """It is `value` now."""
+        self.values[labels if labels in self.values else _bounded(labels, self.values)] = value
+
+    def __enter__(self) -> None:
+        self.values[()] += 1
+
+    def __exit__(self, *_: object) -> None:
+        self.values[()] -= 1
+
+    def collect(self) -> Metric:
+        """The metric as it stands."""
+        family = GaugeMetricFamily(self.name, self.text, labels=self.labels)
+        for labels, value in self.values.items():
+            family.add_metric(labels, value)
+        return family
+
+
+class Spread(Family):
+    """A histogram: how many values fell below each bound. `values` holds the sums."""
+
+    kind = "histogram"
+
+    def __init__(self, name: str, text: str, bounds: tuple[float, ...], *labels: str) -> None:
+        super().__init__(name, text, *labels)
+        self.bounds = bounds
+        self.counts: dict[Labels, list[int]] = {labels: [0] * (len(bounds) + 1) for labels in self.values}
+
+    def see(self, value: float, labels: Labels = ()) -> None:
+        """One more value."""
+        counts = self.counts.get(labels)
+        if counts is None:
+            labels = _bounded(labels, self.values)
+            counts = self.counts.setdefault(labels, [0] * (len(self.bounds) + 1))
+            self.values.setdefault(labels, 0.0)
+        counts[bisect_left(self.bounds, value)] += 1
+        self.values[labels] += value
+
+    def collect(self) -> Metric:
+        """The metric as it stands."""
+        family = HistogramMetricFamily(self.name, self.text, labels=self.labels)
+        bounds = [*(str(float(bound)) for bound in self.bounds), "+Inf"]
+        for labels, counts in self.counts.items():
+            buckets = list(zip(bounds, accumulate(counts), strict=True))
+            family.add_metric(labels, buckets, sum_value=self.values[labels])
+        return family
+
+
+class Metrics(Collector):
+    """Everything counted in this process. `nodes` are the configured names; `watch` says who knows how they are."""
+
+    def __init__(self, nodes: Iterable[str] = ()) -> None:
+        self._nodes = {name: name for name in (*nodes, RELAY)}
+        self._look: Callable[[], Iterable[NodeView]] = tuple
+        self._calls = Family("calls", "Calls that ended.", "endpoint", "workload", "outcome")
+        self._classified = Family("classified", "Calls by what told their workload.", "workload", "reason")
+        self._duration = Spread("call_duration_seconds", "Whole life of a call.", DURATION_S, "endpoint", "workload")
+        self._first_token = Spread(
+            "time_to_first_token_seconds",
+            "From a call's arrival to its first token.",
+            FIRST_TOKEN_S,
+            "workload",
+            "node",
+        )
+        self._queued = Spread("queue_seconds", "Wait for room before a call was sent.", QUEUE_S, "workload")
+        self._queue_calls = Level("queue_calls", "Calls that wait for room.", "workload")
+        self._queue_bytes = Level("queue_bytes", "Body bytes of calls that wait for room.", "workload")
+        self._prompt_tokens = Family("prompt_tokens", "Prompt tokens as nodes counted them.", "workload")
+        self._output_tokens = Family("output_tokens", "Output tokens as nodes counted them.", "workload")
+        self._relayed = Family("relayed", "Calls sent to the relay.", "cause")
+        self._legs = Family("legs", "Attempts of calls on a node or the relay.", "node", "outcome")
+        self._truncated = Family("truncated", "Answers that broke off before their end.", "node")
+        self._oversized = Family("oversized_events", "Stream events over the size limit.")
+        self._exact = Level("tokenizer_exact", "1 if tokens are counted, 0 if they are estimated from bytes.")
+        self._lag = Spread("event_loop_lag_seconds", "How late the event loop ran a timer.", LAG_S)
+        self.streams = Level("open_streams", "Streams open to clients.")
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+
+    def families(self) -> list[Family]:
+        """Every metric of this object, empty ones too; those of nodes are filled now."""
+        return [*(value for value in vars(self).values() if isinstance(value, Family)), *self._node_levels()]
+
+    def collect(self) -> Iterator[Metric]:
+        """What prometheus_client asks for at a scrape."""
+        for family in self.families():
+            yield family.collect()
+        python = ".".join(map(str, sys.version_info[:3]))
+        build = {"version": version("ebbtide"), "python": python}
+        yield InfoMetricFamily(f"{PREFIX}build", "What is running.", value=build)
+
+    def know(self, nodes: Iterable[str]) -> None:
+        """Take in the node names of changed settings. Names that went stay known, as their counts do."""
+        self._nodes.update({name: name for name in nodes})
+
+    def watch(self, look: Callable[[], Iterable[NodeView]]) -> None:
+        """Ask `look` how the nodes are at every scrape."""
+        self._look = look
+
+    def classified(self, call: Call) -> None:
+        """A call's workload was told."""
+        self._classified.add((call.workload, call.reason))
+
+    def finished(self, call: Call, outcome: Outcome, **ended: Unpack[Ended]) -> None:
+        """A call ended."""
+        workload = call.workload
+        endpoint = call.endpoint.path if call.endpoint.path in ENDPOINTS else OTHER
+        self._calls.add((endpoint, workload, outcome))
+        self._queued.see(ended.get("queued_s", 0.0), (workload,))
+        self._duration.see(ended.get("duration_s", 0.0), (endpoint, workload))
+        first_token_s = ended.get("first_token_s")
+        if first_token_s is not None:
+            self._first_token.see(first_token_s, (workload, self._node(ended.get("node"))))
+        usage = ended.get("usage")
+        if usage is not None:
+            self._prompt_tokens.add((workload,), max(0, usage.prompt))
+            self._output_tokens.add((workload,), max(0, usage.completion))
+
+    def leg(self, node: str, outcome: str) -> None:
+        """One attempt on a node, or on the relay, ended. `outcome` is a word of a closed list."""
+        self._legs.add((self._node(node), outcome))
+
+    def relayed(self, cause: str) -> None:
+        """A call goes to the relay. `cause` is a word of a closed list."""
+        self._relayed.add((cause,))
+
+    def waiting(self, workload: Workload, calls: int, size: int) -> None:
+        """So many calls with so many body bytes wait now."""
+        self._queue_calls.set(calls, (workload,))
+        self._queue_bytes.set(size, (workload,))
+
+    def truncated(self, node: str) -> None:
+        """A node's answer broke off before its end."""
+        self._truncated.add((self._node(node),))
+
+    def oversized_event(self) -> None:
+        """A stream event was over the size limit."""
+        self._oversized.add()
+
+    def tokenizer(self, *, exact: bool) -> None:
+        """Whether tokens are counted or estimated."""
+        self._exact.set(exact)
+
+    def loop_lag(self, seconds: float) -> None:
+        """The event loop ran a timer so late."""
+        self._lag.see(seconds)
+
+    def render(self, accept: str = "") -> tuple[bytes, str]:
+        """A scrape and its content type, in the form the Accept header asks for: OpenMetrics or Prometheus text."""
+        try:
+            encode, content_type = choose_encoder(accept)
+            return encode(self.registry), content_type
+        except (TypeError, ValueError):
+            encode, content_type = choose_encoder("")
+            return encode(self.registry), content_type
+
+    def _node(self, name: str | None) -> str:
+        return self._nodes.get(name or "", OTHER)
+
+    def _node_levels(self) -> tuple[Level, ...]:
+        up = Level("node_up", "Whether the node answers, 1 or 0.", "node")
+        state = Level("node_state", "1 for the state the node is in, 0 for the others.", "node", "state")
+        running = Level("node_running", "Sequences of ours that run on the node.", "node", "workload")
+        room = Level("node_room_tokens", "KV tokens the node has (capacity) and each workload holds.", "node", "kind")
+        for view in self._look():
+            up.set(view.up, (view.name,))
+            for one in State:
+                state.set(view.state == one, (view.name, one))
+            for workload in Workload:
+                running.set(view.running.get(workload, 0), (view.name, workload))
+            for kind in ("capacity", *Workload):
+                if kind in view.room:
+                    room.set(view.room[kind], (view.name, kind))
+        return up, state, running, room
+
+
+def _bounded(labels: Labels, known: Mapping[Labels, object]) -> Labels:
+    """`labels` while there is room for one more series, then `other`."""
+    return labels if len(known) < MOST_SERIES else (OTHER,) * len(labels)

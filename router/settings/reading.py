@@ -1,0 +1,179 @@
+"""From a file, the environment and the command line to `Settings`, or to one error that tells everything wrong.
+
+Reading is pure: the environment is an argument, and nothing outside the file is looked at. `EBBTIDE_SERVER__PORT` is
+`server.port` and `EBBTIDE_NODES__0__URL` the first node's `url`; a value that begins with `[` or `{` is read as YAML.
+Variables without `__` that name no section are left alone: Kubernetes sets `EBBTIDE_PORT` and its like for any service
+called ebbtide. Refusals name place, key and remedy, never the value, which may be a secret in the wrong place.
+"""
+
+import difflib
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, get_args
+
+from pydantic import BaseModel, SecretStr, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from router.errors import SettingsError
+from router.settings.document import Document, Place, Problem
+from router.settings.sections import Settings
+from router.settings.values import Clash, Loc, Tree
+from router.settings.yamlfile import read_file, read_value
+
+PREFIX = "EBBTIDE_"
+RULES = {
+    "missing": "is required",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "int_parsing_size": "must be a smaller number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "finite_number": "must be a finite number",
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "string_type": "must be text; quote it",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must be at most {max_length} characters",
+    "string_pattern_mismatch": "must match {pattern}",
+    "greater_than": "must be over {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "model_type": "must be a mapping",
+    "dict_type": "must be a mapping",
+    "tuple_type": "must be a list",
+    "frozen_set_type": "must be a list",
+    "too_short": "must not be empty",
+    "too_long": "must have at most {max_length} items",
+    "enum": "must be one of {expected}",
+    "literal_error": "must be one of {expected}",
+}
+"""Our words for pydantic's error types; braces are filled from the error's context."""
+
+
+def load(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, Any] | None = None) -> Settings:
+    """The settings in a file, with the environment and then `overrides` (nested, as in the file) written over them.
+
+    Raises SettingsError with one line for each problem: `file:line: key: what is wrong; did you mean ...`.
+    """
+    document = read_file(path, environ) if path else Document("settings")
+    if document.tree or not document.problems:
+        _write_environment(document, environ)
+        document.merge(overrides or {}, Place("command line"))
+    settings, found = _checked(document)
+    problems = sorted(document.problems + found)
+    if problems or settings is None:
+        raise SettingsError("\n".join(dict.fromkeys(map(str, problems))))
+    return settings
+
+
+def dump(settings: Settings) -> dict[str, Tree]:
+    """The settings as a tree that `load` reads back. Secrets are `${EBBTIDE_...}`; caller keys are their hashes."""
+    return {name: _plain(value, (name,)) for name, value in settings.model_dump(by_alias=True).items()}
+
+
+def fields(model: type[BaseModel] = Settings, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Every setting with its way down, parents first; `*` stands for any item of a list."""
+    for name, field in model.model_fields.items():
+        here = (*at, field.alias or name)
+        yield here, field
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                listed = Ellipsis in get_args(field.annotation)
+                yield from fields(inner, (*here, "*") if listed else here)
+
+
+FIELDS = dict(fields())
+
+
+def variable(loc: Loc) -> str:
+    """The environment variable that writes over a setting."""
+    return PREFIX + "__".join(str(part).upper() for part in loc)
+
+
+def _write_environment(document: Document, environ: Mapping[str, str]) -> None:
+    found = {_loc(name): name for name, value in environ.items() if name.startswith(PREFIX) and value}
+    for loc in sorted(found, key=lambda loc: [(str(type(part)), part) for part in loc]):
+        name, value = found[loc], environ[found[loc]]
+        if len(loc) == 1 and loc not in FIELDS:
+            continue
+        place = Place(name)
+        document.put(loc, read_value(value, document, place, loc) if value[0] in "[{" else value, place)
+
+
+def _loc(name: str) -> Loc:
+    return tuple(int(part) if part.isdecimal() else part for part in name.removeprefix(PREFIX).lower().split("__"))
+
+
+def _checked(document: Document) -> tuple[Settings | None, list[Problem]]:
+    unreadable = [problem.loc for problem in document.problems]
+    if () in unreadable:
+        return None, []
+    try:
+        return Settings.model_validate(document.tree), []
+    except ValidationError as error:
+        told = [
+            Problem(document.place(loc), loc, text)
+            for detail in error.errors(include_url=False)
+            for loc, text in _explained(detail)
+            if not any(loc[: len(known)] == known for known in unreadable)
+        ]
+    return None, told
+
+
+def _explained(error: ErrorDetails) -> Iterator[tuple[Loc, str]]:
+    loc, kind, context = error["loc"], error["type"], error.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, Clash):
+        yield from cause.found
+    elif kind == "extra_forbidden":
+        yield loc, "unknown key" + _meant(str(loc[-1]), _siblings(loc), _elsewhere(str(loc[-1])))
+    elif kind in ("enum", "literal_error"):
+        yield loc, RULES[kind].format(**context) + _meant(str(error["input"]), _quoted(context["expected"]))
+    elif loc[-1] == "[key]":
+        yield loc[:-1], f"its key {RULES.get(kind, 'cannot be used').format(**context)}"
+    else:
+        yield loc, str(cause) if cause else RULES.get(kind, error["msg"]).format(**context)
+
+
+def _meant(word: str, *choices: list[str]) -> str:
+    for words in choices:
+        if close := difflib.get_close_matches(word.lower(), words, n=1):
+            return f"; did you mean '{close[0]}'?"
+    return ""
+
+
+def _siblings(loc: Loc) -> list[str]:
+    around = tuple("*" if isinstance(part, int) else part for part in loc[:-1])
+    return [known[-1] for known in FIELDS if known[:-1] == around]
+
+
+def _elsewhere(word: str) -> list[str]:
+    return [word] and [".".join(known) for known in FIELDS if known[-1] == word]
+
+
+def _quoted(expected: str) -> list[str]:
+    return expected.replace(" or ", ", ").replace("'", "").split(", ")
+
+
+def _plain(value: object, loc: Loc) -> Tree:
+    match value:
+        case SecretStr():
+            text = value.get_secret_value()
+            return text if text.startswith("sqlite:") else f"${{{variable(loc)}}}"
+        case StrEnum():
+            return value.value
+        case str():
+            return value.replace("${", "$${")
+        case dict():
+            return {str(key): _plain(inner, (*loc, key)) for key, inner in value.items()}
+        case frozenset():
+            return [_plain(inner, loc) for inner in sorted(value)]
+        case list() | tuple():
+            return [_plain(inner, (*loc, index)) for index, inner in enumerate(value)]
+        case int() | float() | None:
+            return value
+    raise TypeError(type(value).__name__)

@@ -1,0 +1,278 @@
+"""What an operator may say, as frozen nouns.
+
+One class a section of the file. The text under each attribute is its documentation: `docs/configuration.md` is made
+from it, so a key cannot exist undocumented. Units are in the name (`_s` seconds, `_bytes`, `_tokens`); every number has
+a bound a sane installation never meets. Unknown keys are refused. Secrets are `SecretStr` or a digest.
+"""
+
+import ipaddress
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
+
+from router.core.call import Workload
+from router.settings.values import (
+    Clash,
+    Count,
+    Digest,
+    Loc,
+    Models,
+    Name,
+    Origin,
+    Patience,
+    Port,
+    Ratio,
+    Retries,
+    Seconds,
+    SecondsAToken,
+    Secret,
+    Share,
+    Size,
+    StoreUrl,
+    Url,
+)  # fmt: skip
+
+
+class Section(BaseModel):
+    """One mapping of the file."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True, validate_default=True
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _said(cls, data: object) -> object:
+        """A known key without a value is as if it were not written: its section may be all comments."""
+        if not isinstance(data, dict):
+            return data
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        return {key: value for key, value in data.items() if value is not None or key not in known}
+
+
+class Server(Section):
+    """The people's door."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, max_length=255, pattern=r"^[A-Za-z0-9.:_-]+$")
+    """Address to listen on. An address that others can reach needs `keys`."""
+    port: Port = 8080
+    """Port to listen on; 0 takes any free one."""
+    allow_public_without_keys: bool = False
+    """Listen on an address that others can reach although no key is set: anybody who can connect may use the nodes."""
+    request_body_bytes: Size = 64 * 2**20
+    """Largest request body; over it a caller gets 413 before the rest is read."""
+    header_bytes: Size = 65_536
+    """Largest request head (request line and headers together)."""
+    cors_origins: tuple[Origin, ...] = ()
+    """Web pages that may call from a browser: origins, or `*` for any. Empty answers no preflight."""
+    drain_s: Seconds = 600
+    """After SIGTERM, how long running answers may go on before they are ended."""
+    keepalive_s: Seconds = 75
+    """How long an idle client connection stays open; longer than a load balancer's own idle time."""
+    head_s: Seconds = 290
+    """Longest wait of a caller that does not stream for the head of its answer; Node's fetch gives up at 300."""
+    heartbeat_s: Seconds = 15
+    """A streaming caller that waits gets an SSE comment this often, so that proxies between keep the connection."""
+    write_stall_s: Seconds = 60
+    """A client that reads nothing for this long is let go, and its node with it."""
+
+    @property
+    def public(self) -> bool:
+        """Whether others than this machine can reach the address."""
+        try:
+            return not ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return self.host != "localhost"
+
+
+class Store(Section):
+    """Where state is kept."""
+
+    url: StoreUrl = SecretStr("sqlite:///var/ebbtide.db")
+    """Database: `sqlite:///PATH` (relative to the working directory) or `postgresql://USER:PASSWORD@HOST/NAME`."""
+
+
+class Classify(Section):
+    """How a workload is told when nobody says it."""
+
+    long_prompt_tokens: Count = 8192
+    """A prompt over this many tokens is batch unless a header or a key says otherwise."""
+
+
+class InteractivePool(Section):
+    """Calls somebody is watching."""
+
+    patience_s: Patience = 2
+    """Longest wait for room; then the relay, and without one 503 with Retry-After."""
+    queue_calls: Count = 1024
+    """Most calls that wait at once; one more is refused."""
+    queue_bytes: Size = 256 * 2**20
+    """Most body bytes that wait at once; a call over it is refused."""
+
+
+class BatchPool(InteractivePool):
+    """Calls somebody will come back for."""
+
+    patience_s: Patience = 3600
+    """Longest wait for room; then the relay, and without one 503 with Retry-After."""
+    reserve: Share = 0.25
+    """Share of a node's room that batch never holds when interactive calls may run there too, 0 up to 1."""
+
+
+class Pools(Section):
+    """What each workload may do while it waits."""
+
+    interactive: InteractivePool = InteractivePool()
+    """Calls somebody is watching."""
+    batch: BatchPool = BatchPool()
+    """Calls somebody will come back for."""
+
+
+class NodeEntry(Section):
+    """One server that can answer."""
+
+    name: Name
+    """Its name in headers, logs and metrics: letters, digits, `.`, `_`, `-`."""
+    url: Url
+    """Where it listens. A path that ends in a version (`/v1`, `/v1-openai`) stands as it is, else `/v1` is added."""
+    pools: frozenset[Workload] = Field(frozenset(Workload), min_length=1)
+    """Workloads that may run here: `[interactive]`, `[batch]` or both. A node in both is shared in time, not split."""
+    engine: Literal["auto", "vllm", "sglang", "llamacpp", "ollama", "openai"] = "auto"
+    """Which engine it is, so which dialect its load is read in. `auto` asks it; `openai` reads only its model list."""
+    api_key: Secret | None = None
+    """Key sent to this node and to no other. A caller's own key is never passed on."""
+    models: Models = Field(default_factory=dict)
+    """Models offered: a list of names, or a mapping of public name to the node's own. Empty offers all it lists."""
+    context: Count | None = None
+    """Longest prompt and answer together in tokens, when the node does not say or should be used for less."""
+    max_sequences: Count | None = None
+    """Most sequences at once, when the node does not say or should be used for less."""
+    kv_tokens: Count | None = None
+    """Tokens its KV cache holds, when the node does not say or should be used for less."""
+
+
+class RelayEntry(Section):
+    """The OpenAI-compatible service outside the house. Prompts of the models named here may leave it."""
+
+    url: Url
+    """Where it listens, in the same form as a node's `url`."""
+    api_key: Secret | None = None
+    """Key sent to the relay. Without it calls that need the relay are refused; a caller's key is never passed on."""
+    models: Models = Field(min_length=1)
+    """Models that may go there: a list of names, or a mapping of public name to the relay's own. Others never leave."""
+
+
+class KeyEntry(Section):
+    """One caller. Only the SHA-256 digest of the key is kept."""
+
+    name: Name
+    """Who holds it; this, never the key, is what logs show."""
+    digest: Digest = Field(alias="key", min_length=1, repr=False)
+    """The key itself (best as `${VARIABLE}`), or its hash as `sha256:` and 64 hexadecimal digits."""
+    workload: Workload | None = None
+    """Workload of every call made with it; empty lets each call be told by what it looks like."""
+    fallback: bool = True
+    """Whether its calls may go to the relay."""
+
+
+class Upstream(Section):
+    """Bounds on one leg of a call to a node or the relay. There is no total bound: a long answer may take its time."""
+
+    connect_s: Seconds = 5
+    """Longest wait for a connection."""
+    first_byte_s: Seconds = 120
+    """Longest wait for the head of an answer, whatever the prompt."""
+    first_byte_per_prompt_token_s: SecondsAToken = 0.005
+    """Added to `first_byte_s` for every prompt token, so that a long prefill is not taken for a dead node."""
+    idle_s: Seconds = 60
+    """Longest silence inside an answer."""
+    retries: Retries = 1
+    """Most further legs of one call after a node failed before anything was answered."""
+    retry_ratio: Ratio = 0.1
+    """Most retries as a share of recent calls, so that retries never double the load of a fleet in trouble."""
+
+
+class Probe(Section):
+    """How nodes are looked at."""
+
+    every_s: Seconds = 2
+    """Time between two looks at a node."""
+    timeout_s: Seconds = 2
+    """Longest wait for one answer of a look."""
+
+
+class Log(Section):
+    """What is written to standard error."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least level that is written."""
+    format: Literal["json", "text"] = "json"
+    """One JSON object a line, or `key=value` text."""
+    calls: bool = True
+    """One line for every finished call. It never holds prompts, answers or keys."""
+
+
+class Settings(Section):
+    """Everything an operator said, checked as a whole. Made by `load`."""
+
+    server: Server = Server()
+    """The people's door."""
+    store: Store = Store()
+    """Where state is kept."""
+    classify: Classify = Classify()
+    """How a workload is told when nobody says it."""
+    pools: Pools = Pools()
+    """What each workload may do while it waits."""
+    nodes: tuple[NodeEntry, ...] = Field((), max_length=1000)
+    """Servers that can answer."""
+    relay: RelayEntry | None = None
+    """The service outside the house that calls may fall back to."""
+    keys: tuple[KeyEntry, ...] = Field((), max_length=10_000)
+    """Callers. Empty lets everybody in, and so needs a loopback `server.host`."""
+    upstream: Upstream = Upstream()
+    """Bounds on one leg of a call."""
+    probe: Probe = Probe()
+    """How nodes are looked at."""
+    log: Log = Log()
+    """What is written to standard error."""
+
+    @field_validator("nodes")
+    @classmethod
+    def _nodes_differ(cls, nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
+        found = [
+            *_repeated("nodes", "name", [node.name for node in nodes]),
+            *_repeated("nodes", "url", [node.url for node in nodes]),
+        ]
+        if found:
+            raise Clash(*found)
+        return nodes
+
+    @field_validator("relay")
+    @classmethod
+    def _someone_answers(cls, relay: RelayEntry | None, info: ValidationInfo) -> RelayEntry | None:
+        if relay is None and info.data.get("nodes") == ():
+            raise Clash((("nodes",), "at least one node, or a relay, is needed"))
+        return relay
+
+    @field_validator("keys")
+    @classmethod
+    def _keys_differ(cls, keys: tuple[KeyEntry, ...], info: ValidationInfo) -> tuple[KeyEntry, ...]:
+        found = [
+            *_repeated("keys", "name", [key.name for key in keys]),
+            *_repeated("keys", "key", [key.digest for key in keys]),
+        ]
+        server = info.data.get("server")
+        if not keys and server is not None and server.public and not server.allow_public_without_keys:
+            rule = "others can reach this address: set keys, or server.allow_public_without_keys: true"
+            found.append((("server", "host"), rule))
+        if found:
+            raise Clash(*found)
+        return keys
+
+
+def _repeated(section: str, field: str, values: Sequence[Hashable]) -> Iterator[tuple[Loc, str]]:
+    first: dict[Hashable, int] = {}
+    for index, value in enumerate(values):
+        if first.setdefault(value, index) != index:
+            yield (section, index, field), f"is the same as {section}.{first[value]}.{field}"

@@ -1,0 +1,347 @@
+"""One HTTP/1.1 connection to a node.
+
+Strategy: the protocol object is the whole state; nothing runs beside it. One request at a time. llhttp frames the
+answer; what it leaves open (a body that ends at EOF) is decided here. Body pieces of one read are joined once.
+One timer serves every phase: it is armed for the nearest deadline and, when it rings too early, armed again, so a busy
+connection neither makes nor cancels a timer per request. Whoever waits is woken by one future.
+Whatever is not a fully read answer on a connection both sides may keep ends in `abort`: that is how an engine is told
+to stop.
+"""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Final, Protocol, cast
+
+import httptools
+import msgspec
+
+from router.errors import BadAnswer, FirstByteTimeout, IdleTimeout, NodeFailed, Truncated
+
+__all__ = ["Bounds", "Connection", "Owner"]
+
+#: Phases of a connection.
+IDLE: Final = 0
+HEAD: Final = 1
+BODY: Final = 2
+LOST: Final = 3
+
+#: A body goes out in pieces of this many bytes, so an early answer is seen between them.
+PIECE: Final = 262144
+#: Interim (1xx) answers before the final one; 100 and a few 103 are all that servers send.
+INTERIM: Final = 16
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds and bytes. `keepalive_s` stays below the 5 s after which uvicorn, and so vLLM and SGLang, closes."""
+
+    connect_s: float = 5.0
+    first_byte_s: float = 120.0
+    idle_s: float = 60.0
+    keepalive_s: float = 4.0
+    head_bytes: int = 65536
+    buffer_bytes: int = 262144
+    idle_connections: int = 256
+
+
+class Owner(Protocol):
+    """Who is told when a connection opens, may no longer be picked, and is gone."""
+
+    def opened(self, connection: "Connection") -> None: ...
+    def withdrawn(self, connection: "Connection") -> None: ...
+    def gone(self, connection: "Connection") -> None: ...
+
+
+class Connection(asyncio.Protocol):
+    """One request after another. `touched`: a byte of the present answer has come; `status` is 0 until its head has."""
+
+    __slots__ = (
+        "_alarm", "_alarm_at", "_bodyless", "_bounds", "_buffered", "_chunks", "_deadline", "_done", "_error",
+        "_fields", "_framing", "_halted", "_interim", "_loop", "_owner", "_parser", "_phase", "_rest", "_reusable",
+        "_stuffed", "_surplus", "_transport", "_waiter", "headers", "on_body", "status", "touched",
+    )  # fmt: skip
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, bounds: Bounds, owner: Owner) -> None:
+        self._loop = loop
+        self._bounds = bounds
+        self._owner = owner
+        self._phase = IDLE
+        self._chunks: list[bytes] = []
+        self._fields: list[tuple[bytes, bytes]] = []
+        #: httptools calls this straight: no Python frame per body piece.
+        self.on_body: Callable[[bytes], None] = self._chunks.append
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._waiter: asyncio.Future[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = math.inf
+        self._deadline = math.inf
+        self._stuffed = False
+        self._halted = False
+        self._rest: memoryview | None = None
+        self._clear()
+
+    def _clear(self) -> None:
+        self.status = 0
+        self.headers: list[tuple[bytes, bytes]] = []
+        self.touched = False
+        self._error: NodeFailed | None = None
+        self._bodyless = False
+        self._done = False
+        self._reusable = False
+        self._surplus = 0
+        self._interim = 0
+        self._framing = 0
+        self._buffered = 0
+
+    # What the pool asks
+
+    @property
+    def spent(self) -> bool:
+        """Whether the answer is fully read, the request fully sent, and both sides may keep the connection."""
+        return (
+            self._done
+            and self._reusable
+            and self._phase == BODY
+            and not self._chunks
+            and self._rest is None
+            and not (self._stuffed or self._halted)
+        )
+
+    async def start(self, head: bytes, body: bytes, first_byte_s: float) -> None:
+        """Send a request and wait for the head of its answer (`status`, `headers`), at most `first_byte_s` for both.
+
+        Raises FirstByteTimeout, Truncated (`touched` is False if not a byte came) or BadAnswer; the connection is lost.
+        """
+        self._clear()
+        if self._phase == LOST:
+            raise Truncated("the connection ended before the request")
+        self._phase = HEAD
+        self._bodyless = head.startswith(b"HEAD ")
+        if len(body) <= PIECE:
+            self._transport.write(head + body if body else head)
+        else:
+            self._rest = memoryview(body)
+            self._transport.write(head)
+            self._push()
+        self._until(first_byte_s)
+        await self._wait()
+        if self._error is not None and not self.status:
+            raise self._error
+
+    async def read(self) -> bytes:
+        """The body bytes that have come, waiting at most `idle_s` for some; `b""` at the end of the body.
+
+        Raises IdleTimeout, Truncated or BadAnswer once everything before the fault has been read.
+        """
+        chunks = self._chunks
+        while not chunks:
+            if self._done:
+                return b""
+            if self._error is not None:
+                raise self._error
+            self._resume()
+            self._until(self._bounds.idle_s)
+            await self._wait()
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self._resume()
+        return data
+
+    def keep(self) -> None:
+        """Wait to be picked again, at most `keepalive_s`."""
+        self._phase = IDLE
+        self._until(self._bounds.keepalive_s)
+
+    def abort(self) -> None:
+        """Close at once, unsent and unread bytes and all."""
+        if self._phase == LOST:
+            return
+        if self._phase == IDLE:
+            self._owner.withdrawn(self)
+        self._phase = LOST
+        self._rest = None
+        self._transport.abort()
+
+    def fail(self, error: NodeFailed) -> None:
+        """Abort, and tell whoever waits why."""
+        if not self._done and self._error is None:
+            self._error = error
+        self._wake()
+        self.abort()
+
+    # Waiting
+
+    async def _wait(self) -> None:
+        self._waiter = waiter = self._loop.create_future()
+        try:
+            await waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _until(self, seconds: float) -> None:
+        self._deadline = deadline = self._loop.time() + seconds
+        if self._alarm_at > deadline:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_at = deadline
+            self._alarm = self._loop.call_at(deadline, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm, self._alarm_at = None, math.inf
+        if self._deadline > self._loop.time():
+            self._alarm_at = self._deadline
+            self._alarm = self._loop.call_at(self._deadline, self._ring)
+        elif self._phase == IDLE:
+            self.abort()
+        elif self._waiter is not None and not self._waiter.done():
+            # Without a waiter it is the reader who is slow, not the node.
+            self.fail(
+                IdleTimeout("nothing came for too long inside the answer")
+                if self.status
+                else FirstByteTimeout("no answer began within the bound")
+            )
+
+    # Flow
+
+    def _push(self) -> None:
+        rest = self._rest
+        while rest and not self._stuffed and self.status < 400:
+            self._transport.write(rest[:PIECE])
+            rest = rest[PIECE:]
+        self._rest = rest or None
+
+    def _resume(self) -> None:
+        self._buffered = 0
+        if self._halted:
+            self._halted = False
+            self._transport.resume_reading()
+
+    def pause_writing(self) -> None:
+        self._stuffed = True
+
+    def resume_writing(self) -> None:
+        self._stuffed = False
+        if self._rest is not None:
+            self._push()
+
+    # What the transport says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._owner.opened(self)
+
+    def data_received(self, data: bytes) -> None:
+        phase = self._phase
+        if phase == LOST or self._parser is None:
+            return
+        if phase == IDLE or self._done:
+            self._unasked()
+            return
+        self.touched = True
+        self._framing += len(data)
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
+            if not self._done:
+                self.fail(_caused(BadAnswer(f"the answer is not HTTP/1.1: {exc}"), exc))
+                return
+            self._reusable = False
+        if self._told(phase, len(data)):
+            self._wake()
+
+    def eof_received(self) -> None:
+        self._ended(None)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._ended(exc)
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        self._parser = None  # it holds our methods: a cycle
+        self._owner.gone(self)
+
+    def _told(self, phase: int, size: int) -> bool:
+        """Hold what came to the bounds; whether the reader has something new."""
+        chunks = self._chunks
+        if self._done:
+            del chunks[self._surplus :]
+        elif not chunks or self._phase == HEAD:
+            if self._framing > self._bounds.head_bytes:
+                self.fail(BadAnswer("the answer's head, trailers or chunk framing are over their bound"))
+                return False
+            if phase == self._phase:
+                return False
+        self._framing = 0
+        self._buffered += size
+        if self._buffered > self._bounds.buffer_bytes and not (self._halted or self._done):
+            self._halted = True
+            self._transport.pause_reading()
+        return True
+
+    def _unasked(self) -> None:
+        self._reusable = False
+        if self._phase == IDLE:
+            self.abort()
+
+    def _ended(self, exc: Exception | None) -> None:
+        if self._phase in (HEAD, BODY) and not self._done:
+            if exc is None and self._phase == BODY and _ends_at_eof(self.headers):
+                self._done = True
+                self._wake()
+            else:
+                where = "inside the answer" if self.status else "before the answer"
+                self.fail(_caused(Truncated(f"the connection ended {where}"), exc))
+        self.abort()
+
+    # What the parser says
+
+    def on_message_begin(self) -> None:
+        if self._done:
+            self._reusable = False
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        if self._phase != HEAD:
+            return
+        fields, self._fields = self._fields, []
+        status = cast("httptools.HttpResponseParser", self._parser).get_status_code()
+        if status < 200:
+            self._interim += 1
+            if self._interim > INTERIM:
+                self._framing = self._bounds.head_bytes + 1
+            return
+        bound = self._bounds.head_bytes
+        if self._framing > bound and sum(len(name) + len(value) + 4 for name, value in fields) > bound:
+            return
+        self._phase = BODY
+        self.status = status
+        self.headers = fields
+        self._done = self._bodyless
+
+    def on_message_complete(self) -> None:
+        if self._phase == BODY and not self._done:
+            self._done = True
+            self._surplus = len(self._chunks)
+            self._reusable = cast("httptools.HttpResponseParser", self._parser).should_keep_alive()
+        self._fields.clear()
+
+
+def _ends_at_eof(headers: list[tuple[bytes, bytes]]) -> bool:
+    """Whether a body framed by these headers ends where the connection does (RFC 9112 section 6.3)."""
+    fields = dict(headers)
+    coding = fields.get(b"transfer-encoding")
+    if coding is not None:
+        return not coding.lower().rstrip().endswith(b"chunked")
+    return b"content-length" not in fields
+
+
+def _caused(error: NodeFailed, cause: BaseException | None) -> NodeFailed:
+    error.__cause__ = cause
+    return error

@@ -1,0 +1,289 @@
+"""What one event of a stream says, protocol by protocol. Pure; the bytes are only looked at.
+
+Strategy: a reader per protocol takes the JSON of an event and answers with a `Said`. Only the fields that routing needs
+are decoded, by typed structs. JSON that cannot be read is taken for something a person would see: it is the client's to
+judge.
+"""
+
+from typing import Any
+
+import msgspec
+
+from router.core.call import Protocol, Usage
+
+__all__ = ["Reader", "Said", "reader_for"]
+
+_UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+
+#: Anthropic's delta fields that carry what is generated; all empty means nothing was said yet.
+_PIECES = ("text", "thinking", "partial_json")
+#: Events of the Responses protocol that come before the model has said anything.
+_PRELUDE = frozenset({"response.created", "response.queued", "response.in_progress", "ping", "keepalive"})
+_ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
+_QUIET = frozenset({"ping", "message_start", "content_block_start", "content_block_delta", "content_block_stop"})
+
+
+class Said(msgspec.Struct, gc=False):
+    """`shown`: a person would see it; `token`: it bears content; `spare`: it only carries usage.
+
+    `ended`: whether the answer's own end has been seen by now; None if the event does not bear on it.
+    """
+
+    shown: bool = False
+    token: bool = False
+    error: bool = False
+    ended: bool | None = None
+    spare: bool = False
+    usage: Usage | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+    def told(self, before: Usage | None = None) -> Usage | None:
+        prompt = self.prompt_tokens if self.prompt_tokens is not None else self.input_tokens
+        completion = self.completion_tokens if self.completion_tokens is not None else self.output_tokens
+        if prompt is None and completion is None:
+            return before
+        known = before or Usage(0, 0)
+        return Usage(known.prompt if prompt is None else prompt, known.completion if completion is None else completion)
+
+
+class _Delta(msgspec.Struct):
+    content: Any = None
+    reasoning_content: Any = None
+    reasoning: Any = None
+    tool_calls: Any = None
+    function_call: Any = None
+    refusal: Any = None
+    audio: Any = None
+
+    def said(self) -> bool:
+        return bool(
+            self.content
+            or self.reasoning_content
+            or self.reasoning
+            or self.tool_calls
+            or self.function_call
+            or self.refusal
+            or self.audio
+        )
+
+
+class _Choice(msgspec.Struct):
+    index: int | None = 0
+    delta: _Delta | None = None
+    text: Any = None
+    finish_reason: Any = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+    object: Any = None
+
+
+class _Response(msgspec.Struct):
+    id: str | None = None
+    usage: _Usage | None = None
+
+
+class _Step(msgspec.Struct):
+    type: str | None = None
+    sequence_number: int | None = None
+    response: _Response | None = None
+    error: Any = None
+    object: Any = None
+
+
+class _Message(msgspec.Struct):
+    id: str | None = None
+    usage: _Usage | None = None
+
+
+class _Part(msgspec.Struct):
+    type: str | None = None
+    message: _Message | None = None
+    content_block: dict[str, Any] | None = None
+    delta: dict[str, Any] | None = None
+    usage: _Usage | None = None
+    error: Any = None
+    object: Any = None
+
+
+_chunk = msgspec.json.Decoder(_Chunk)
+_step = msgspec.json.Decoder(_Step)
+_part = msgspec.json.Decoder(_Part)
+
+
+def _failed(name: bytes, error: object, kind: object) -> bool:
+    return name == b"error" or kind == "error" or (error is not None and error is not False and error != "")
+
+
+def _unread(payload: bytes, name: bytes) -> Said:
+    """What can be said of an event whose shape is not the protocol's."""
+    try:
+        loose = msgspec.json.decode(payload)
+    except _UNREADABLE:
+        loose = None
+    if not isinstance(loose, dict):
+        return Said(shown=True, token=True, error=name == b"error")
+    error = _failed(name, loose.get("error"), loose.get("object")) or loose.get("type") == "error"
+    return Said(shown=not error, token=not error, error=error)
+
+
+class TokenReader:
+    """Chat and text completion. The answer has ended when every choice seen has its finish_reason."""
+
+    __slots__ = ("_finished", "_seen")
+
+    response_id: str | None = None
+    sequence_number: int | None = None
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._finished: set[int] = set()
+
+    @staticmethod
+    def plain(block: bytes) -> bool:
+        """Whether an event surely is one more token of the first choice, told by its bytes alone.
+
+        Quotes inside a JSON string are escaped, so a quoted key found here is a key or a whole string.
+        """
+        return (
+            (b'"choices":[{"index":0,' in block or b'"choices":[{"finish_reason":null,"index":0,' in block)
+            and block.count(b'"finish_reason"') == 1
+            and b'"finish_reason":null' in block
+            and block.count(b'"usage"') == block.count(b'"usage":null')
+            and b'"error"' not in block
+        )
+
+    def read(self, payload: bytes, name: bytes) -> Said:
+        try:
+            chunk = _chunk.decode(payload)
+        except _UNREADABLE:
+            return _unread(payload, name)
+        if _failed(name, chunk.error, chunk.object):
+            return Said(error=True)
+        usage = None if chunk.usage is None else chunk.usage.told()
+        if not chunk.choices:
+            return Said(spare=usage is not None and chunk.choices is not None, usage=usage)
+        token = finish = False
+        for choice in chunk.choices:
+            index = choice.index or 0
+            self._seen.add(index)
+            if choice.finish_reason is not None:
+                self._finished.add(index)
+                finish = True
+            token = token or bool(choice.text) or (choice.delta is not None and choice.delta.said())
+        return Said(shown=token or finish, token=token, ended=self._finished == self._seen, usage=usage)
+
+
+class ResponsesReader:
+    """The Responses protocol. Remembers the response's id and the last sequence number."""
+
+    __slots__ = ("response_id", "sequence_number")
+
+    def __init__(self) -> None:
+        self.response_id: str | None = None
+        self.sequence_number: int | None = None
+
+    def plain(self, block: bytes) -> bool:
+        return False
+
+    def read(self, payload: bytes, name: bytes) -> Said:
+        try:
+            step = _step.decode(payload)
+        except _UNREADABLE:
+            return _unread(payload, name)
+        kind = step.type or name.decode("utf-8", "replace")
+        if step.sequence_number is not None:
+            self.sequence_number = step.sequence_number
+        usage = None
+        if step.response is not None:
+            self.response_id = self.response_id or step.response.id
+            usage = None if step.response.usage is None else step.response.usage.told()
+        ended = True if kind in _ENDS else None
+        if kind in ("error", "response.failed") or _failed(name, step.error, step.object):
+            return Said(error=True, ended=ended, usage=usage)
+        return Said(shown=kind not in _PRELUDE, token=kind.endswith(".delta"), ended=ended, usage=usage)
+
+
+class MessagesReader:
+    """Anthropic's Messages. Input tokens come with the start, output tokens with the deltas."""
+
+    __slots__ = ("_usage",)
+
+    response_id: str | None = None
+    sequence_number: int | None = None
+
+    def __init__(self) -> None:
+        self._usage: Usage | None = None
+
+    def plain(self, block: bytes) -> bool:
+        return False
+
+    def read(self, payload: bytes, name: bytes) -> Said:
+        try:
+            part = _part.decode(payload)
+        except _UNREADABLE:
+            return _unread(payload, name)
+        kind = part.type or name.decode("utf-8", "replace")
+        if kind == "error" or _failed(name, part.error, part.object):
+            return Said(error=True)
+        counted = part.message.usage if part.message is not None else part.usage
+        usage = None
+        if counted is not None:
+            usage = self._usage = counted.told(self._usage)
+        token = _bears(kind, part)
+        ended = True if kind == "message_stop" else None
+        return Said(shown=token or kind not in _QUIET, token=token, ended=ended, usage=usage)
+
+
+def _bears(kind: str, part: _Part) -> bool:
+    """Whether a block or delta has content: non-empty text, or anything that is not text."""
+    bearer = {"content_block_start": part.content_block, "content_block_delta": part.delta}.get(kind)
+    if bearer is None:
+        return False
+    held = [bearer[piece] for piece in _PIECES if piece in bearer]
+    return any(held) if held else True
+
+
+class PlainReader:
+    """Any other stream: every event is the client's; only a top-level error is told apart."""
+
+    __slots__ = ()
+
+    response_id: str | None = None
+    sequence_number: int | None = None
+
+    def plain(self, block: bytes) -> bool:
+        return False
+
+    def read(self, payload: bytes, name: bytes) -> Said:
+        try:
+            step = _step.decode(payload)
+        except _UNREADABLE:
+            return _unread(payload, name)
+        error = step.type == "error" or _failed(name, step.error, step.object)
+        return Said(shown=not error, token=not error, error=error)
+
+
+Reader = TokenReader | ResponsesReader | MessagesReader | PlainReader
+
+
+def reader_for(protocol: Protocol) -> Reader:
+    """A fresh reader for one answer."""
+    match protocol:
+        case Protocol.CHAT | Protocol.COMPLETION:
+            return TokenReader()
+        case Protocol.RESPONSES:
+            return ResponsesReader()
+        case Protocol.MESSAGES:
+            return MessagesReader()
+        case _:
+            return PlainReader()

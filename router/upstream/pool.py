@@ -1,0 +1,218 @@
+"""The connections to one node, lent for the length of a block.
+
+Rules: a connection is picked last-in first-out, so few stay warm and the others expire by their own timer. What leaves
+a block fully read goes back; everything else is aborted at once. A picked connection that dies before the first byte of
+an answer lost the race with the server's own idle limit: the exchange is made once more on a fresh one. No task, no
+lock, no total timeout.
+"""
+
+import asyncio
+from collections.abc import Coroutine
+from types import TracebackType
+from typing import Any, Self
+
+from router.errors import BadAnswer, ConnectFailed, NodeFailed, Truncated
+from router.upstream.connection import Bounds, Connection
+from router.upstream.target import Target
+
+__all__ = ["Answer", "Bounds", "Exchange", "Pool"]
+
+
+class Answer:
+    """An answer whose head is in. `headers` are (lower-case name, value) in the order they came. Lives in its block."""
+
+    __slots__ = ("_connection", "headers", "status")
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection: Connection | None = connection
+        self.status: int = connection.status
+        self.headers: list[tuple[bytes, bytes]] = connection.headers
+
+    @property
+    def length(self) -> int | None:
+        """Bytes of the body as declared, or None."""
+        fields = dict(self.headers)
+        declared = fields.get(b"content-length", b"").strip()
+        return int(declared) if declared.isdigit() and b"transfer-encoding" not in fields else None
+
+    def read(self) -> Coroutine[Any, Any, bytes]:
+        """Await body bytes that have come, undecoded; `b""` at the end. Raises Truncated, IdleTimeout, BadAnswer."""
+        if self._connection is None:
+            raise RuntimeError("the answer was read after its block")
+        return self._connection.read()
+
+    async def all(self, limit: int) -> bytes:
+        """The whole body. Raises BadAnswer if it is over `limit` bytes."""
+        pieces: list[bytes] = []
+        room = limit - (self.length or 0)
+        if room >= 0:
+            room = limit
+            while room >= 0 and (piece := await self.read()):
+                pieces.append(piece)
+                room -= len(piece)
+        if room < 0:
+            raise BadAnswer(f"the answer is over {limit} bytes")
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+    async def drain(self, within_s: float) -> None:
+        """Read on to the end of the body, at most `within_s`, and drop it, so that the connection can be kept."""
+        connection = self._connection
+        if connection is None or connection.spent:
+            return
+        try:
+            async with asyncio.timeout(within_s):
+                while await self.read():
+                    pass
+        except (TimeoutError, NodeFailed):
+            return
+
+    def detach(self) -> Connection:
+        """Part from the connection; the end of the block does this."""
+        connection, self._connection = self._connection, None
+        assert connection is not None
+        return connection
+
+
+class Exchange:
+    """One request and its answer: `async with pool.exchange(...) as answer`. Good for one entry."""
+
+    __slots__ = ("_answer", "_body", "_first_byte_s", "_head", "_pool")
+
+    def __init__(self, pool: "Pool", head: bytes, body: bytes, first_byte_s: float) -> None:
+        self._pool = pool
+        self._head = head
+        self._body = body
+        self._first_byte_s = first_byte_s
+        self._answer: Answer | None = None
+
+    async def __aenter__(self) -> Answer:
+        connection = self._pool.pick()
+        if connection is None or not await self._began(connection):
+            connection = await self._pool.connect()
+            await self._start(connection)
+        self._answer = answer = Answer(connection)
+        return answer
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._answer is not None:
+            self._pool.give_back(self._answer.detach())
+            self._answer = None
+
+    async def _began(self, kept: Connection) -> bool:
+        """Try on a kept connection; False if the server had closed it meanwhile."""
+        try:
+            await self._start(kept)
+        except Truncated:
+            if kept.touched:
+                raise
+            return False
+        return True
+
+    async def _start(self, connection: Connection) -> None:
+        try:
+            await connection.start(self._head, self._body, self._first_byte_s)
+        except BaseException:
+            connection.abort()
+            raise
+
+
+class Pool:
+    """Connections to one target. `open` counts those whose transport is not gone, `idle` those of them that wait."""
+
+    __slots__ = ("_bounds", "_closed", "_emptied", "_idle", "_open", "_target")
+
+    def __init__(self, target: Target, bounds: Bounds | None = None) -> None:
+        self._target = target
+        self._bounds = bounds or Bounds()
+        self._idle: dict[Connection, None] = {}
+        self._open: set[Connection] = set()
+        self._closed = False
+        self._emptied: asyncio.Future[None] | None = None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    @property
+    def idle(self) -> int:
+        return len(self._idle)
+
+    @property
+    def open(self) -> int:
+        return len(self._open)
+
+    def exchange(self, head: bytes, body: bytes = b"", *, first_byte_s: float | None = None) -> Exchange:
+        """Send a complete request head (with its empty line) and body; the block begins when the answer's head is in.
+
+        `first_byte_s` bounds sending and waiting for that head, and defaults to the bounds'. Entering raises
+        ConnectFailed, FirstByteTimeout, Truncated or BadAnswer.
+        """
+        return Exchange(self, head, body, self._bounds.first_byte_s if first_byte_s is None else first_byte_s)
+
+    async def close(self) -> None:
+        """Abort every connection, whoever uses it, and wait until the transports are gone. No exchange begins after."""
+        self._closed = True
+        for connection in list(self._open):
+            connection.fail(Truncated("the pool was closed"))
+        while self._open:
+            if self._emptied is None:
+                self._emptied = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._emptied)
+
+    # Between an exchange and its connection
+
+    def pick(self) -> Connection | None:
+        """The connection used last, if one waits."""
+        return self._idle.popitem()[0] if self._idle else None
+
+    async def connect(self) -> Connection:
+        """A fresh connection within `connect_s`, TLS included. Raises ConnectFailed."""
+        target, bound = self._target, self._bounds.connect_s
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(bound):
+                _, connection = await loop.create_connection(
+                    lambda: Connection(loop, self._bounds, self),
+                    target.host,
+                    target.port,
+                    ssl=target.tls,
+                    server_hostname=target.host if target.tls else None,
+                    ssl_handshake_timeout=bound if target.tls else None,
+                )
+        except (OSError, UnicodeError) as exc:
+            raise ConnectFailed(f"no connection to {target.host}:{target.port}: {_reason(exc, bound)}") from exc
+        if self._closed:
+            connection.abort()
+            raise ConnectFailed("the pool is closed")
+        return connection
+
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection that may be used again; abort any other."""
+        if connection.spent and not self._closed and len(self._idle) < self._bounds.idle_connections:
+            connection.keep()
+            self._idle[connection] = None
+        else:
+            connection.abort()
+
+    # What connections tell
+
+    def opened(self, connection: Connection) -> None:
+        self._open.add(connection)
+
+    def withdrawn(self, connection: Connection) -> None:
+        self._idle.pop(connection, None)
+
+    def gone(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        self._idle.pop(connection, None)
+        if self._emptied is not None and not self._open:
+            self._emptied.set_result(None)
+            self._emptied = None
+
+
+def _reason(exc: Exception, bound: float) -> str:
+    return f"nothing within {bound:g} s" if isinstance(exc, TimeoutError) and not exc.args else str(exc)

@@ -1,0 +1,329 @@
+"""An answer as server-sent events: whole events out, and a side look at what they say. Pure.
+
+Rules. Bytes are split at byte level and never decoded; any chunking of a stream gives the same output and the same
+attributes. An event is forwarded when its blank line is there, and as it came unless the client could not read it
+(openai-python 2.0 to 3.57 and openai-node 6 and 7 were measured):
+- `id:` and `retry:` fields break SDKs, `event:` lines mean nothing on chat and completion, and an event without data
+  is read as broken JSON: such fields and events are dropped. Comments pass.
+- CR and CRLF become LF; a BOM is dropped; the end mark is exactly `data: [DONE]`, and nothing follows it.
+- on chat and completion an error event becomes `{"error":{"message","type","param","code"}}` with a string code, the
+  only shape every SDK raises.
+An event over the cap is passed as it comes and not looked at.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from router.core.call import Protocol, Usage
+from router.upstream.meaning import Said, reader_for
+
+__all__ = ["Events", "comment", "failure_events"]
+
+_BOM = b"\xef\xbb\xbf"
+_DONE = b"data: [DONE]"
+_MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"')
+
+
+class Events:
+    """Reads one answer's stream. `drop_usage` keeps the usage-only chunk back; `rename` is (from, to) model names.
+
+    `meaningful`: something a person would see has come. `failure`: JSON of an error event that came before that.
+    `errored`: one came after it. `done`: the `[DONE]` mark has come. `complete`: the answer's own end has.
+    `tokens`: events that bear content. `oversized`: events over `cap` bytes. `response_id` and `sequence_number`: of
+    the Responses protocol only.
+    """
+
+    __slots__ = (
+        "_cap", "_cr", "_data_only", "_drop_usage", "_fresh", "_held", "_kept", "_model", "_newline", "_parts",
+        "_passing", "_reader", "complete", "done", "errored", "failure", "meaningful", "oversized", "tokens", "usage",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        *,
+        drop_usage: bool = False,
+        rename: tuple[bytes, bytes] | None = None,
+        cap: int = 8 * 2**20,
+    ) -> None:
+        self._data_only = protocol in (Protocol.CHAT, Protocol.COMPLETION)
+        self._kept = (b"data",) if self._data_only else (b"data", b"event")
+        self._reader = reader_for(protocol)
+        self._drop_usage = drop_usage
+        self._model = None if rename is None else _Model(*rename)
+        self._cap = cap
+        self._parts: list[bytes] = []
+        self._held = 0
+        self._fresh = True
+        self._cr = self._passing = self._newline = False
+        self.meaningful = self.errored = self.done = self.complete = False
+        self.failure: bytes | None = None
+        self.usage: Usage | None = None
+        self.tokens = 0
+        self.oversized = 0
+
+    @property
+    def response_id(self) -> str | None:
+        return self._reader.response_id
+
+    @property
+    def sequence_number(self) -> int | None:
+        return self._reader.sequence_number
+
+    def feed(self, data: bytes) -> bytes:
+        """Take bytes as they come; return the whole, cleaned events they complete."""
+        if self._cr or b"\r" in data:
+            data = self._newlines(data)
+        return self._pass(data) if self._passing else self._take(data)
+
+    def end(self) -> None:
+        """The upstream ended. A fragment is dropped, but a last `[DONE]` that lacks its blank line counts."""
+        if b"".join(self._parts).strip() == _DONE:
+            self.done = self.complete = True
+        self._parts.clear()
+        self._held = 0
+
+    # Bytes to events
+
+    def _take(self, data: bytes) -> bytes:
+        if not self._parts and data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2:
+            block = data[:-2]
+            event = self._event(block)
+            if not event:
+                return b""
+            return data if event is block else event + b"\n\n"
+        return self._several(data)
+
+    def _newlines(self, data: bytes) -> bytes:
+        if not data:
+            return data
+        if self._cr and data.startswith(b"\n"):
+            data = data[1:]
+        self._cr = data.endswith(b"\r")
+        return data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+
+    def _several(self, data: bytes) -> bytes:
+        parts = self._parts
+        if parts:
+            if b"\n\n" not in data and not (data.startswith(b"\n") and parts[-1].endswith(b"\n")):
+                return self._hold(data)
+            data = b"".join((*parts, data))
+            parts.clear()
+            self._held = 0
+        blocks = data.split(b"\n\n")
+        rest = blocks.pop()
+        events = [self._event(block) for block in blocks]
+        if all(map(_same, events, blocks)):
+            whole = data[: len(data) - len(rest)] if rest else data
+        else:
+            whole = b"".join([event + b"\n\n" for event in events if event])
+        return whole + self._hold(rest) if rest else whole
+
+    def _hold(self, data: bytes) -> bytes:
+        if not data:
+            return b""
+        self._parts.append(data)
+        self._held += len(data)
+        if self._held <= self._cap + 1:
+            return b""
+        # One more than the cap could be the first half of the blank line; two more cannot.
+        block = b"".join(self._parts)
+        self._parts.clear()
+        self._held = 0
+        self._passing = True
+        self._newline = block.endswith(b"\n")
+        return self._swollen(block)
+
+    def _pass(self, data: bytes) -> bytes:
+        """Forward an oversized event until its blank line, then go on as before."""
+        if self._newline and data.startswith(b"\n"):
+            end = 1
+        else:
+            end = data.find(b"\n\n") + 2
+            if end == 1:
+                self._newline = data.endswith(b"\n") if data else self._newline
+                return data
+        self._passing = False
+        return data[:end] + self._take(data[end:])
+
+    # One event
+
+    def _event(self, block: bytes) -> bytes:
+        """What to forward of an event: the very same object, other bytes, or nothing."""
+        if len(block) > self._cap:
+            return self._swollen(block)
+        if self._fresh:
+            block = self._unmarked(block)
+        if self.done and self._data_only:
+            return b""
+        if not self._data_only or not block.startswith(b"data:") or b"\n" in block:
+            return self._lines(block)
+        if self.meaningful and self._reader.plain(block):
+            self.tokens += 1
+            return block if self._model is None else self._model.renamed(block)
+        return self._judged(block, block[5:].strip(), b"")
+
+    def _unmarked(self, block: bytes) -> bytes:
+        self._fresh = False
+        return block.removeprefix(_BOM)
+
+    def _swollen(self, block: bytes) -> bytes:
+        if self._fresh:
+            block = self._unmarked(block)
+        self.oversized += 1
+        self.tokens += 1
+        self.meaningful = True
+        if self._model is None:
+            return block
+        return self._model.renamed(block[: self._cap]) + block[self._cap :]
+
+    def _lines(self, block: bytes) -> bytes:
+        """Keep the fields the protocol knows and the comments; judge by the data."""
+        kept: list[bytes] = []
+        data: list[bytes] = []
+        name = b""
+        lines = block.split(b"\n")
+        for line in lines:
+            field, _, value = line.partition(b":")
+            if field == b"data":
+                data.append(value.removeprefix(b" "))
+            elif field == b"event":
+                name = value.strip()
+            if line and (not field or field in self._kept):
+                kept.append(line)
+        payload = b"\n".join(data).strip()
+        if not payload:
+            kept = [line for line in kept if line.startswith(b":")]
+        if len(kept) < len(lines):
+            block = b"\n".join(kept)
+        if not payload or (self._data_only and name == b"ping"):
+            return b"" if payload else block
+        return self._judged(block, payload, name)
+
+    def _judged(self, block: bytes, payload: bytes, name: bytes) -> bytes:
+        if payload == b"[DONE]":
+            self.done = self.complete = True
+            return block if block == _DONE or not self._data_only else _DONE
+        if not payload:
+            return b""
+        said = self._reader.read(payload, name)
+        self._note(said, payload)
+        if said.spare and self._drop_usage:
+            return b""
+        if said.error and self._data_only:
+            return _readable(payload)
+        return block if self._model is None else self._model.renamed(block)
+
+    def _note(self, said: Said, payload: bytes) -> None:
+        if said.usage is not None:
+            self.usage = said.usage
+        if said.ended is not None:
+            self.complete = said.ended or self.done
+        self.tokens += said.token
+        if not said.error:
+            self.meaningful = self.meaningful or said.shown
+        elif self.meaningful:
+            self.errored = True
+        elif self.failure is None:
+            self.failure = payload
+
+
+class _Model:
+    """Replaces the value of the first `"model"` key of an event when it is the name to be replaced."""
+
+    __slots__ = ("_from", "_to")
+
+    def __init__(self, before: bytes, after: bytes) -> None:
+        self._from = before.decode()
+        self._to = msgspec.json.encode(after.decode())
+
+    def renamed(self, block: bytes) -> bytes:
+        if b'"model"' not in block:
+            return block
+        found = _MODEL.search(block)
+        if found is None or not self._meant(found[1]):
+            return block
+        start, stop = found.span(1)
+        return block[: start - 1] + self._to + block[stop + 1 :]
+
+    def _meant(self, written: bytes) -> bool:
+        try:
+            return bool(msgspec.json.decode(b'"' + written + b'"') == self._from)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return False
+
+
+def _same(event: bytes, block: bytes) -> bool:
+    return event is block and block != b""
+
+
+def _readable(payload: bytes) -> bytes:
+    """An error event in the one shape every SDK raises; the error's other keys are kept."""
+    try:
+        said = msgspec.json.decode(payload)
+        inner = said.get("error") or said if isinstance(said, dict) else said
+        fields: Mapping[str, Any] = inner if isinstance(inner, dict) else {"message": inner}
+        return b"data: " + msgspec.json.encode({"error": _shaped(fields)})
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return b"data: " + msgspec.json.encode({"error": _shaped({})})
+
+
+def _shaped(fields: Mapping[str, Any]) -> dict[str, Any]:
+    code = fields.get("code")
+    return {
+        **fields,
+        "message": str(fields.get("message") or "the node reported an error"),
+        "type": str(fields.get("type") or "server_error"),
+        "param": fields.get("param"),
+        "code": None if code is None else str(code),
+    }
+
+
+def comment() -> bytes:
+    """A keep-alive that every client ignores."""
+    return b": keep-alive\n\n"
+
+
+def failure_events(
+    protocol: Protocol,
+    message: str,
+    code: str,
+    *,
+    response_id: str | None = None,
+    sequence_number: int | None = None,
+) -> bytes:
+    """The events that tell a client its answer failed midway, with the protocol's end mark.
+
+    For Responses `response_id` is the one already sent, if any, and `sequence_number` the last one sent.
+    """
+    match protocol:
+        case Protocol.RESPONSES:
+            return _response_failure(message, code, response_id, -1 if sequence_number is None else sequence_number)
+        case Protocol.MESSAGES:
+            return _named("error", {"type": "error", "error": {"type": "api_error", "message": message}})
+        case _:
+            error = {"message": message, "type": "server_error", "param": None, "code": code}
+            return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n" + _DONE + b"\n\n"
+
+
+def _response_failure(message: str, code: str, response_id: str | None, last: int) -> bytes:
+    error = {"type": "error", "code": code, "message": message, "param": None, "sequence_number": last + 1}
+    events = _named("error", error)
+    if response_id is None:
+        return events
+    response = {
+        "id": response_id,
+        "object": "response",
+        "status": "failed",
+        "error": {"code": code, "message": message},
+        "output": [],
+    }
+    kind = "response.failed"
+    return events + _named(kind, {"type": kind, "sequence_number": last + 2, "response": response})
+
+
+def _named(name: str, data: dict[str, Any]) -> bytes:
+    return f"event: {name}\ndata: ".encode() + msgspec.json.encode(data) + b"\n\n"

@@ -1,0 +1,104 @@
+"""The client libraries the router is held against, each in an environment of its own.
+
+Environments live under `$EBBTIDE_TEST_CACHE` or `.cache/sdks` and are made once, with the ordinary package clients. One
+that cannot be made (no network, no Node) is unavailable with its reason, and its tests are skipped with that reason.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CLIENTS = Path(__file__).parent / "clients"
+INSTALL_S = 300
+
+
+@dataclass(frozen=True)
+class Sdk:
+    """One client library at one version. `script` is run by its runtime with a base URL and scenario names."""
+
+    name: str
+    runtime: str  # python | node
+    package: str
+    version: str
+    script: str
+    node_major: int = 0
+
+    @property
+    def home(self) -> Path:
+        cache = os.environ.get("EBBTIDE_TEST_CACHE")
+        return (Path(cache) if cache else ROOT / ".cache" / "sdks") / self.name
+
+    @property
+    def command(self) -> list[str]:
+        """What runs the client's script."""
+        if self.runtime == "python":
+            return [str(self.home / "bin" / "python"), str(CLIENTS / self.script)]
+        return ["node", str(self.home / self.script)]
+
+
+SDKS = (
+    Sdk("py-openai-3.57.0", "python", "openai", "3.57.0", "openai_client.py"),
+    Sdk("py-openai-2.54.0", "python", "openai", "2.54.0", "openai_client.py"),
+    Sdk("py-openai-2.0.0", "python", "openai", "2.0.0", "openai_client.py"),
+    Sdk("node-openai-6.49.0", "node", "openai", "6.49.0", "openai_client.mjs", node_major=20),
+    Sdk("node-openai-7.59.0", "node", "openai", "7.59.0", "openai_client.mjs", node_major=20),
+    Sdk("py-anthropic-2.14.0", "python", "anthropic", "2.14.0", "anthropic_client.py"),
+)
+BY_NAME = {sdk.name: sdk for sdk in SDKS}
+
+
+@cache
+def unavailable(sdk: Sdk) -> str | None:
+    """None when the client can be run (it is installed if need be), else the reason why not."""
+    if sdk.runtime == "node" and (reason := _node_missing(sdk.node_major)):
+        return reason
+    marker = sdk.home / "installed"
+    if not marker.exists():
+        try:
+            _install(sdk)
+        except (subprocess.SubprocessError, OSError) as error:
+            shutil.rmtree(sdk.home, ignore_errors=True)
+            return f"{sdk.name} cannot be installed: {_last_line(error)}"
+        marker.write_text(sdk.version)
+    if sdk.runtime == "node":
+        shutil.copyfile(CLIENTS / sdk.script, sdk.home / sdk.script)
+    return None
+
+
+def _install(sdk: Sdk) -> None:
+    sdk.home.mkdir(parents=True, exist_ok=True)
+    wanted = f"{sdk.package}=={sdk.version}"
+    if sdk.runtime == "python":
+        _run([sys.executable, "-m", "venv", str(sdk.home)])
+        pip = [str(sdk.home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        _run([*pip, "--retries", "1", wanted])
+    else:
+        npm = ["npm", "install", "--no-audit", "--no-fund", "--loglevel", "error", "--prefix", str(sdk.home)]
+        _run([*npm, wanted.replace("==", "@")])
+
+
+def _run(command: list[str]) -> None:
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=INSTALL_S)
+
+
+def _node_missing(major: int) -> str | None:
+    node = shutil.which("node")
+    if node is None or shutil.which("npm") is None:
+        return "node or npm is not installed"
+    version = subprocess.run([node, "--version"], capture_output=True, text=True, check=True).stdout.strip()
+    return None if int(version[1:].partition(".")[0]) >= major else f"node {version} is older than {major}"
+
+
+def _last_line(error: Exception) -> str:
+    said = getattr(error, "stderr", None) or str(error)
+    return said.strip().splitlines()[-1] if said.strip() else type(error).__name__
+
+
+if __name__ == "__main__":
+    for each in SDKS:
+        print(f"{each.name}: {unavailable(each) or 'ready'}")

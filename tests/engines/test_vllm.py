@@ -1,0 +1,120 @@
+import pytest
+
+from router.core.node import Load
+from router.fleet.engines import Answers
+from router.fleet.engines.dialect import METRICS, MODELS, VERSION
+from router.fleet.engines.vllm import VLLM
+from tests.engines.captures_of import answers, document, text
+
+CARD = {"id": "tiny", "object": "model", "owned_by": "vllm", "parent": None, "max_model_len": 32768}
+
+
+def metrics(*lines: str) -> Answers:
+    return answers({METRICS: "\n".join(lines) + "\n"})
+
+
+def config(engine: str = "0", **labels: object) -> str:
+    said = ",".join(f'{name}="{value}"' for name, value in {"engine": engine, **labels}.items())
+    return f"vllm:cache_config_info{{{said}}} 1.0"
+
+
+def recorded() -> Answers:
+    return answers(
+        {MODELS: document("vllm/models.json"), METRICS: text("vllm/metrics.txt"), VERSION: {"version": "0.32.0"}}
+    )
+
+
+def test_reads_what_a_real_server_says() -> None:
+    facts = VLLM.facts(recorded())
+    assert VLLM.detect(recorded())
+    assert (facts.engine, facts.version, facts.tokens, facts.sequences) == ("vllm", "0.32.0", 1_048_576, None)
+    assert facts.streams_usage
+    assert facts.models["tiny"].context == 32768
+    assert facts.models["tiny"].card["owned_by"] == "vllm"
+    assert VLLM.load(recorded(), facts) == Load(running=0, waiting=0, used=0.0)
+
+
+@pytest.mark.parametrize(
+    ("lines", "tokens"),
+    [
+        ([config(kv_cache_size_tokens=4096, num_gpu_blocks=1, block_size=16)], 4096),
+        ([config(kv_cache_size_tokens="None", num_gpu_blocks=100, block_size=16)], 1600),
+        ([config(num_gpu_blocks=100, block_size=16)], 1600),
+        ([config(num_gpu_blocks=100, block_size=16, effective_attention_block_size=16)], 1600),
+        ([config(num_gpu_blocks=100, block_size=16, effective_attention_block_size=528)], None),
+        ([config(num_gpu_blocks="None", block_size=16)], None),
+        ([config(kv_cache_size_tokens="0", num_gpu_blocks="0", block_size=16)], None),
+        ([config("0", kv_cache_size_tokens=4096), config("1", kv_cache_size_tokens=4000)], 8096),
+        ([config("0", kv_cache_size_tokens=4096), config("0", kv_cache_size_tokens=4096)], 4096),
+        ([config("0", kv_cache_size_tokens=4096), config("1", kv_cache_size_tokens="None")], None),
+        ([], None),
+    ],
+)
+def test_kv_capacity_by_order_of_trust(lines: list[str], tokens: int | None) -> None:
+    assert VLLM.facts(metrics(*lines)).tokens == tokens
+
+
+@pytest.mark.parametrize(
+    ("lines", "load"),
+    [
+        (['vllm:kv_cache_usage_perc{engine="0"} 0.25'], Load(used=0.25)),
+        (['vllm:gpu_cache_usage_perc{engine="0"} 0.25'], Load(used=0.25)),
+        (["vllm:gpu_cache_usage_perc 0.5", "vllm:kv_cache_usage_perc 0.25"], Load(used=0.25)),
+        (['vllm:kv_cache_usage_perc{engine="0"} 0.2', 'vllm:kv_cache_usage_perc{engine="1"} 0.6'], Load(used=0.4)),
+        (["vllm:kv_cache_usage_perc NaN"], Load()),
+        (["vllm:kv_cache_usage_perc 37"], Load()),
+        (["vllm:kv_cache_usage_perc -0.1"], Load()),
+        (['vllm:num_requests_running{engine="0"} 2.0', 'vllm:num_requests_running{engine="1"} 3.0'], Load(running=5)),
+        (['vllm:num_requests_running{engine="0"} 2.0', 'vllm:num_requests_running{engine="1"} what'], Load()),
+        (["vllm:num_requests_running 2.0 1395066363000"], Load(running=2)),
+        (["vllm:num_requests_waiting 4", 'vllm:num_requests_waiting_by_reason{reason="capacity"} 9'], Load(waiting=4)),
+        (
+            [f'vllm:num_requests_waiting_by_reason{{reason="{reason}"}} 2' for reason in ("capacity", "deferred")],
+            Load(waiting=4),
+        ),
+        (["vllm:num_requests_running_total 2.0", "# vllm:num_requests_running 3"], Load()),
+        ([], Load()),
+    ],
+)
+def test_load_under_every_name_and_unknown_rather_than_zero(lines: list[str], load: Load) -> None:
+    found = VLLM.load(metrics(*lines), VLLM.facts(metrics()))
+    assert (found.running, found.waiting) == (load.running, load.waiting)
+    assert found.used == (None if load.used is None else pytest.approx(load.used))
+
+
+def test_without_metrics_nothing_is_known() -> None:
+    got = answers({MODELS: {"object": "list", "data": [CARD]}}, absent=(METRICS, VERSION))
+    facts = VLLM.facts(got)
+    assert (facts.tokens, facts.version, facts.models["tiny"].context) == (None, None, 32768)
+    assert VLLM.load(got, facts) == Load()
+    assert VLLM.detect(got)
+
+
+def test_an_adapter_has_the_context_of_its_parent() -> None:
+    adapters = [
+        {"id": "poems", "owned_by": "vllm", "parent": "tiny"},
+        {"id": "lost", "owned_by": "vllm", "parent": "/models/tiny"},
+        {"id": "own", "owned_by": "vllm", "parent": "tiny", "max_model_len": 16},
+    ]
+    facts = VLLM.facts(answers({MODELS: {"data": [*adapters, CARD]}}))
+    assert {name: model.context for name, model in facts.models.items()} == {
+        "tiny": 32768,
+        "poems": 32768,
+        "lost": 32768,
+        "own": 16,
+    }
+    two = [*adapters, CARD, {**CARD, "id": "other", "max_model_len": 8}]
+    assert VLLM.facts(answers({MODELS: {"data": two}})).models["lost"].context is None
+
+
+@pytest.mark.parametrize("body", [None, [], "x", 3, {"data": None}, {"data": {}}, {}])
+def test_a_list_that_is_none_fails_the_look(body: object) -> None:
+    with pytest.raises(ValueError, match="not a list of models"):
+        VLLM.facts(answers({MODELS: body}))
+
+
+def test_odd_cards_are_passed_over() -> None:
+    odd = [None, 3, {}, {"id": 3}, {"id": ""}, {"id": "x" * 513}, {"id": "ok", "max_model_len": "many"}]
+    assert {name: model.context for name, model in VLLM.facts(answers({MODELS: {"data": odd}})).models.items()} == {
+        "ok": None
+    }

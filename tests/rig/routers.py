@@ -1,0 +1,171 @@
+"""Starts the real router: in this process, where a test can look inside, or as the program operators run.
+
+Rules: settings are the operator's own words (a mapping, written as the YAML file they would write); every bound is
+small unless a test says otherwise; port 0 everywhere; a process is stopped by its own pid and its log is shown when it
+fails.
+"""
+
+import asyncio
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.fakes import FakeNode
+from tests.rig.client import ask
+from tests.rig.wait import eventually
+
+START_S = 20.0
+QUICK: dict[str, Any] = {
+    "server": {"host": "127.0.0.1", "port": 0},
+    "store": {"url": "sqlite:///:memory:"},
+    "probe": {"every_s": 0.1, "timeout_s": 0.5},
+    "upstream": {"connect_s": 1, "first_byte_s": 3, "idle_s": 3},
+    "log": {"level": "warning", "calls": False},
+}
+
+
+def entry(node: FakeNode, **extra: Any) -> dict[str, Any]:
+    """What an operator writes for a node."""
+    return {"name": node.name, "url": node.url, "engine": node.dialect, **extra}
+
+
+def relay_entry(relay: FakeNode, models: Any = ("tiny",), **extra: Any) -> dict[str, Any]:
+    """What an operator writes for the relay."""
+    return {"url": f"{relay.url}/v1", "models": list(models) if not isinstance(models, dict) else models, **extra}
+
+
+def with_quick_bounds(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings over the rig's small bounds, section by section."""
+    merged = {key: dict(value) for key, value in QUICK.items()}
+    for key, value in settings.items():
+        merged[key] = {**merged.get(key, {}), **value} if isinstance(value, Mapping) else value
+    return merged
+
+
+@dataclass
+class App:
+    """A router in this process. `inside` is what `router.app.running` yields."""
+
+    inside: Any
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def nodes(self) -> list[Any]:
+        return list(self.inside.fleet.nodes)
+
+    def node(self, name: str) -> Any:
+        return self.inside.fleet.by_name[name]
+
+    @property
+    def held(self) -> int:
+        """Sequences held on all nodes."""
+        return sum(node.budget.held().sequences for node in self.nodes)
+
+    async def metrics(self) -> dict[str, float]:
+        """Every sample of /metrics: `name{labels}` to value."""
+        return samples((await ask(self.port, path="/metrics", method="GET")).body.decode())
+
+
+def samples(text: str) -> dict[str, float]:
+    lines = (line for line in text.splitlines() if line and not line.startswith("#"))
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines)}
+
+
+@asynccontextmanager
+async def running_app(settings: Mapping[str, Any], *, ready: bool = True) -> AsyncIterator[App]:
+    """The router in the test's own loop. With `ready` every node has been seen before the block begins."""
+    from router.app import running
+    from router.settings import load
+
+    with tempfile.TemporaryDirectory() as home:
+        path = Path(home) / "ebbtide.yaml"
+        path.write_text(yaml.safe_dump(with_quick_bounds(settings)))
+        async with running(load(path)) as inside:
+            app = App(inside, inside.port)
+            if ready:
+                await eventually(lambda: all(str(node.state) == "ready" for node in app.nodes), within=5)
+            yield app
+
+
+@dataclass
+class RouterProcess:
+    """A router as operators run it."""
+
+    process: asyncio.subprocess.Process
+    port: int
+    log: Path
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def said(self) -> str:
+        return self.log.read_text()
+
+
+@asynccontextmanager
+async def running_process(
+    settings: Mapping[str, Any], home: Path, *, env: Mapping[str, str] | None = None
+) -> AsyncIterator[RouterProcess]:
+    """`python -m router serve` on a free port, ready to serve; its file and log live in `home`."""
+    config, log = home / "ebbtide.yaml", home / "router.log"
+    port = free_port()
+    config.write_text(yaml.safe_dump(with_quick_bounds(settings)))
+    command = [sys.executable, "-m", "router", "serve", "--config", str(config), "--port", str(port)]
+    with log.open("wb") as sink:
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=home, stdout=sink, stderr=sink, env=os.environ | _import_path() | dict(env or {})
+        )
+    router = RouterProcess(process, port, log)
+    try:
+        await _until_ready(router)
+        yield router
+    finally:
+        await _stop(process)
+
+
+def _import_path() -> dict[str, str]:
+    return {"PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+
+
+def free_port() -> int:
+    """A port nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+async def _until_ready(router: RouterProcess) -> None:
+    async with asyncio.timeout(START_S):
+        while True:
+            if router.process.returncode is not None:
+                raise AssertionError(f"the router stopped with {router.process.returncode}:\n{router.said}")
+            try:
+                if (await ask(router.port, path="/readyz", method="GET")).status == 200:
+                    return
+            except ConnectionError:
+                pass
+            await asyncio.sleep(0.05)
+
+
+async def _stop(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.terminate()
+        try:
+            await asyncio.wait_for(process.wait(), 5)
+        except TimeoutError:
+            process.kill()
+            await process.wait()
