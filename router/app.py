@@ -10,6 +10,7 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -58,6 +59,7 @@ class App:
         self.draining = False
         self.clock = time.monotonic
         self.metrics = Metrics(entry.name for entry in settings.nodes)
+        self.reader = ThreadPoolExecutor(1, thread_name_prefix="read")
         self.tokens = Tokens.load()
         self.metrics.tokenizer(exact=self.tokens.exact)
         self.estimates = Estimates()
@@ -72,7 +74,7 @@ class App:
             _patience(settings),
             Ledger(self.clock, self.metrics, self.estimates),
         )
-        self.client = Client()
+        self.client = Client(connections=64 + 8 * len(self.nodes))
         self.fleet = Fleet(
             self.nodes,
             Probe(self.client, targets, timeout_s=settings.probe.timeout_s),
@@ -103,6 +105,12 @@ class App:
         self.draining = True
         self.admission.close()
 
+    async def close(self) -> None:
+        """Let go of what the objects hold outside the loop."""
+        await self.client.close()
+        self.reader.shutdown(cancel_futures=True)
+        self.tokens.close()
+
     async def cut_short(self) -> None:
         """End every running answer now. Streams say so to their callers, with their protocol's end mark."""
         for pool in self.pools.values():
@@ -130,6 +138,7 @@ class App:
             ),
             relay_models=tuple(settings.relay.models) if settings.relay is not None else (),
             ready=self.ready,
+            reader=self.reader,
         )
 
 
@@ -182,7 +191,7 @@ async def running(settings: Settings) -> AsyncIterator[App]:
                     connection.transport.abort()
     finally:
         listener.close()
-        await app.client.close()
+        await app.close()
 
 
 def serve(settings: Settings) -> int:
@@ -198,7 +207,7 @@ async def look(settings: Settings) -> "list[NodeReport]":
     try:
         await app.fleet.first_look(3 * settings.probe.timeout_s + 1.0)
     finally:
-        await app.client.close()
+        await app.close()
     return [_report(entry, node, app.fleet) for entry, node in zip(settings.nodes, app.nodes, strict=True)]
 
 

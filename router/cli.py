@@ -146,8 +146,10 @@ def _settings(arguments: Arguments) -> "Settings":
 
 
 def _look(settings: "Settings") -> Sequence[NodeReport]:
+    from router import logs
     from router.app import look
 
+    logs.configure(level="error", form="text")
     return asyncio.run(look(settings))
 
 

@@ -5,7 +5,8 @@ credential; bytes, mappings and lists are shown as their type; fields named like
 Of an exception only its type and the places it passed are shown: its message may quote anything. Of records by other
 libraries only the first line is. A log that cannot be written is lost; it never harms a call.
 
-Everybody logs through `structlog.get_logger()`; `configure` decides once where and how that comes out.
+Everybody logs through `structlog.get_logger()`, or a standard logger below `ebbtide`; `configure` decides once where
+and how that comes out. Loggers of other libraries are heard from warnings up.
 """
 
 import logging
@@ -196,6 +197,7 @@ def _adopt(foreign: Foreign, level: int) -> None:
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [], True
         logger.setLevel(max(level, logging.WARNING))
+    logging.getLogger("ebbtide").setLevel(level)
     logging.captureWarnings(True)
 
 

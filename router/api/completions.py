@@ -34,6 +34,7 @@ TRANSCRIPT_TOKENS = 448
 """Most tokens of one transcription: Whisper's decoder has this many positions."""
 _FREE = frozenset(("tokenize", "detokenize", "messages/count_tokens"))
 """Answered by a node's tokenizer, without room on its device."""
+_JSON = b"application/json"
 _USAGE_ON_WISH = frozenset(("chat/completions", "completions"))
 
 Asking = Callable[[str, Presence], Awaitable[Call]]
@@ -71,7 +72,7 @@ class Completions:
         scope, receive, send = asgi
         request_id = "req_" + urandom(16).hex()
         presence = Presence(scope, receive, self._house.terms)
-        answering = Answering(send, presence, protocol, request_id.encode())
+        answering = Answering(send, presence, protocol, request_id.encode(), self._house.metrics.streams)
         try:
             with presence:
                 await self._attend(ask, request_id, presence, answering)
@@ -112,7 +113,10 @@ class Completions:
         _check(endpoint, heading, limit)
         raw = await presence.body(limit)
         read = partial(read_form, heading.content_type) if endpoint.multipart else partial(read_body, endpoint)
-        body = await asyncio.to_thread(read, raw) if len(raw) > LONG_BODY else read(raw)
+        if len(raw) > LONG_BODY:
+            body = await asyncio.get_running_loop().run_in_executor(house.reader, read, raw)
+        else:
+            body = read(raw)
         asked = Asked(request_id, endpoint, heading, caller, scope["query_string"], raw)
         call = await self._call(asked, body)
         if not heading.retried:
@@ -125,14 +129,16 @@ class Completions:
         earlier = house.owners.earlier(caller, body) if stateful else None
         estimate = house.estimates.of(body.model)
         interactive_context = house.fleet.interactive_context(body.model)
-        counted = await self._count(endpoint, body, interactive_context)
-        prompt_tokens = estimate.prompt(counted) + (earlier.tokens if earlier is not None else 0)
+        counted = await self._count(endpoint, body)
+        hidden = earlier.tokens if earlier is not None else 0
+        prompt_tokens = estimate.prompt(counted) + hidden
+        prompts = max(1, body.content.prompts)
         workload, reason = classify(
             header=asked.heading.workload,
             key_class=caller.workload,
             job=False,
             body=body,
-            prompt_tokens=prompt_tokens,
+            prompt_tokens=prompt_tokens // prompts,
             long_prompt_tokens=house.terms.long_prompt_tokens,
             interactive_context=interactive_context,
         )
@@ -150,27 +156,29 @@ class Completions:
             sequences=0 if endpoint.path in _FREE else body.sequences,
             counted=0 if body.has_media or earlier is not None else counted,
             least_tokens=_least(body, prompt_tokens),
+            context_tokens=estimate.upper(counted) // prompts + hidden,
             asked=body.max_output,
             deadline_s=None if body.stream else asked.heading.deadline_s,
             query=asked.query,
-            content_type=asked.heading.content_type,
+            content_type=asked.heading.content_type if endpoint.multipart else _JSON,
             headers=asked.heading.passed,
             ask_usage=body.stream and not body.has_stream_options and endpoint.path in _USAGE_ON_WISH,
             bound_to=earlier.node if earlier is not None else None,
             fallback=caller.fallback,
         )
 
-    async def _count(self, endpoint: Endpoint, body: Body, interactive_context: int | None) -> int:
+    async def _count(self, endpoint: Endpoint, body: Body) -> int:
         if endpoint.path in _FREE:
             return 0
+        shortest = self._house.fleet.shortest_context(body.model)
         long_prompt = self._house.terms.long_prompt_tokens
-        decide_at = long_prompt if interactive_context is None else min(long_prompt, interactive_context)
+        decide_at = long_prompt if shortest is None else min(long_prompt, shortest)
         return await self._house.tokens.count(body, decide_at=decide_at)
 
 
 def _check(endpoint: Endpoint, heading: Heading, limit: int) -> None:
     """Raise UnsupportedContentType or TooLarge for what the head alone tells."""
-    wanted = b"multipart/form-data" if endpoint.multipart else b"application/json"
+    wanted = b"multipart/form-data" if endpoint.multipart else _JSON
     length, told = heading.content_length, heading.content_type
     if told.partition(b";")[0].strip().lower() != wanted:
         if length == 0:

@@ -1,6 +1,7 @@
 """What the door needs of the rooms behind it."""
 
 from collections.abc import Callable, Collection
+from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from router.api.auth import Keyring
@@ -17,8 +18,9 @@ from router.tokens import Tokens
 class House:
     """The rooms behind the door.
 
-    `relay_models` are public names the relay may answer for; `ready` says whether a call could be served now; `owners`
-    are the responses seen since the start.
+    `relay_models` are public names the relay may answer for; `ready` says whether a call could be served now; `reader`
+    has one thread, which reads long bodies in turn so that no more than one contends with the event loop; `owners` are
+    the responses seen since the start.
     """
 
     dispatcher: Dispatcher
@@ -30,4 +32,5 @@ class House:
     terms: Terms
     relay_models: Collection[str]
     ready: Callable[[], bool]
+    reader: Executor
     owners: Owners = field(default_factory=Owners)

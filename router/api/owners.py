@@ -42,8 +42,11 @@ class Owners:
         return len(self._owners)
 
     def note(self, call: Call, reply: Reply) -> None:
-        """Remember the response a reply brings, and its tokens once they are known."""
-        if reply.response_id is None or reply.status >= 400 or call.method == "DELETE":
+        """Remember the response a reply brings, and its tokens once they are known; forget one that was deleted."""
+        if reply.response_id is None or reply.status >= 400:
+            return
+        if call.method == "DELETE":
+            self._owners.pop(reply.response_id, None)
             return
         owner = self._owners.get(reply.response_id)
         if owner is None:
@@ -71,10 +74,6 @@ class Owners:
         if owner is None:
             raise NotFound(f"Previous response with id '{previous[:256]}' not found.", param="previous_response_id")
         return owner
-
-    def forget(self, response_id: str) -> None:
-        """A response was deleted."""
-        self._owners.pop(response_id, None)
 
 
 def with_known_tier(raw: bytes, body: Body) -> bytes:

@@ -155,9 +155,9 @@ class Presence:
 
     def _stall(self) -> None:
         assert self.pending is not None
-        self._end(self.pending)
         if self.pending is Outcome.CLIENT_STALLED:
             self.abort()
+        self._end(self.pending)
 
     def _meaning(self, outcome: Outcome) -> Exception:
         if outcome is not Outcome.TIMED_OUT:

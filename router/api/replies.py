@@ -10,6 +10,7 @@ Rules:
 """
 
 import asyncio
+from contextlib import AbstractContextManager
 
 from starlette.types import Send
 
@@ -46,12 +47,20 @@ _KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class Answering:
-    """Sends one answer. `id` is the request's; `protocol` says how errors look."""
+    """Sends one answer. `id` is the request's; `protocol` says how errors look; `streams` counts open streams."""
 
-    __slots__ = ("_beat", "_call", "_presence", "_protocol", "_send", "id", "started", "streaming")
+    __slots__ = ("_beat", "_call", "_presence", "_protocol", "_send", "_streams", "id", "started", "streaming")
 
-    def __init__(self, send: Send, presence: Presence, protocol: Protocol, request_id: bytes) -> None:
+    def __init__(
+        self,
+        send: Send,
+        presence: Presence,
+        protocol: Protocol,
+        request_id: bytes,
+        streams: AbstractContextManager[object],
+    ) -> None:
         self._send = send
+        self._streams = streams
         self._presence = presence
         self._protocol = protocol
         self.id = request_id
@@ -97,6 +106,7 @@ class Answering:
             await self._end(failure_events(self._protocol, answer.message, answer.code or "upstream_error"))
         elif self.started:
             self._presence.abort()
+            await asyncio.sleep(0)  # the server hears of the lost connection before we return
         else:
             await self._refuse(answer)
 
@@ -123,12 +133,13 @@ class Answering:
             await self._start(reply.status, [*self._about(reply), *_STREAMED])
             self.streaming = True
         message = {"type": "http.response.body", "body": b"", "more_body": True}
-        async for chunk in reply:
-            message["body"] = chunk
-            presence.pending = Outcome.CLIENT_STALLED
-            await send(message)
-            presence.pending = None
-            presence.moves += 1
+        with self._streams:
+            async for chunk in reply:
+                message["body"] = chunk
+                presence.pending = Outcome.CLIENT_STALLED
+                await send(message)
+                presence.pending = None
+                presence.moves += 1
 
     async def _opaque(self, reply: Reply) -> None:
         presence, length = self._presence, reply.length
@@ -156,11 +167,12 @@ class Answering:
         self._presence.pending = None
 
     def _about(self, reply: Reply) -> Headers:
-        headers = [pair for pair in reply.headers if pair[0] not in _OURS]
-        headers += self._said()
-        headers.append((b"x-ebbtide-node", reply.node.encode()))
-        headers.append((b"x-ebbtide-queue-ms", b"%d" % (reply.queued_s * 1000)))
-        return headers
+        return [
+            *(pair for pair in reply.headers if pair[0] not in _OURS),
+            *self._said(),
+            (b"x-ebbtide-node", reply.node.encode()),
+            (b"x-ebbtide-queue-ms", b"%d" % (reply.queued_s * 1000)),
+        ]
 
     def _said(self) -> Headers:
         call = self._call

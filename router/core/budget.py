@@ -3,7 +3,8 @@
 Rules:
 - Room is KV tokens and sequences. A capacity that is unknown (None) does not limit; it is never read as zero.
 - Room is taken when a Permit is made and given back when its block ends. There is no other way to give it back.
-- Batch never holds the reserve: the part of each capacity that is kept for interactive calls.
+- Batch leaves the reserve alone: the part of each capacity that is kept for interactive calls. One batch call that is
+  larger than the rest may run where no other batch call does, or it would never run.
 - What others run on the node (seen in its metrics, not sent by us) is foreign room: it counts as taken by everybody.
 """
 
@@ -71,8 +72,8 @@ class Budget:
 
     def clamp(self, room: Room) -> Room:
         """The room a call takes at most: a node never gives one call more than it has."""
-        tokens = room.tokens if self.tokens is None else min(room.tokens, self.tokens)
-        sequences = room.sequences if self.sequences is None else min(room.sequences, self.sequences)
+        tokens = room.tokens if self.tokens is None else min(room.tokens, max(1, self.tokens))
+        sequences = room.sequences if self.sequences is None else min(room.sequences, max(1, self.sequences))
         return Room(tokens, sequences)
 
     def fits(self, room: Room, workload: Workload) -> bool:
@@ -90,6 +91,15 @@ class Budget:
     def hold(self, room: Room, workload: Workload) -> Permit:
         """Take room now, for the `with` block of the permit. The caller has asked `fits`."""
         return Permit(self, self.clamp(room), workload)
+
+    @property
+    def told(self) -> bool:
+        """Whether any capacity is known."""
+        return self.tokens is not None or self.sequences is not None
+
+    def holds(self, permit: Permit | None) -> bool:
+        """Whether that permit's block still lasts."""
+        return permit in self._permits
 
     def used(self) -> float:
         """The fullest of the known capacities, 0 when empty; above 1 when foreign calls crowd the node."""

@@ -68,7 +68,8 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
 
     `prompt_tokens` is our estimate in the model's own tokens; `output_tokens` the most one sequence is expected to
     give; `deadline_s` when the client will stop waiting for a queued call, counted from its arrival;
-    `least_tokens` what the prompt surely has; `counted` the raw count the estimate came from (what `usage` is compared
+    `context_tokens` what a context must hold for its longest prompt, as an upper estimate (0: `prompt_tokens`);
+    `least_tokens` what that prompt surely has; `counted` the raw count the estimate came from (what `usage` is compared
     with); `asked` the caller's own limit.
     `bound_to` names the only node that may answer (it owns an earlier response). `fallback` allows the relay.
     """
@@ -86,6 +87,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     sequences: int = 1
     counted: int = 0
     least_tokens: int = 0
+    context_tokens: int = 0
     asked: int | None = None
     deadline_s: float | None = None
     method: str = "POST"

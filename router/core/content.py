@@ -51,7 +51,9 @@ def is_flood(raw: bytes) -> bool:
     """Would building every value of `raw` cost many times its length in memory?"""
     if len(raw) < FLOOD_FROM:
         return False
-    return raw.count(b"{") + raw.count(b"[") > FLOOD_CONTAINERS or raw.count(b",") > FLOOD_VALUES
+    if raw.count(b"{") + raw.count(b"[") > FLOOD_CONTAINERS:
+        return True
+    return len(raw) > FLOOD_VALUES and raw.count(b",") > FLOOD_VALUES
 
 
 class Content(msgspec.Struct):

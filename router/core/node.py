@@ -10,7 +10,7 @@ from enum import StrEnum
 
 import msgspec
 
-from router.core.budget import Budget, Room
+from router.core.budget import Budget, Permit, Room
 from router.core.call import Call, Workload
 
 FAULTS_TO_DOWN = 3
@@ -19,6 +19,8 @@ BACKOFF_S = (1.0, 60.0)
 """First and longest wait before a node that is down is tried again; it doubles with every failed try."""
 REFUSAL_S = (0.5, 8.0)
 """First and longest wait after a refusal."""
+QUIET_S = 10.0
+"""A node that said anything on a call within this long is alive, whatever its probes do."""
 PANIC_S = 1.0
 """With every node out, each is tried again this long after its last failure."""
 
@@ -72,10 +74,11 @@ class State(StrEnum):
 
 
 class Sign(StrEnum):
-    """What one call or probe says of the node."""
+    """What one call says of the node. GONE is a FAULT before anything reached it: nobody listens there."""
 
     GOOD = "good"
     FAULT = "fault"
+    GONE = "gone"
     REFUSED = "refused"
     NEITHER = "neither"
 
@@ -108,14 +111,18 @@ class Node:
         "facts",
         "failed_at",
         "faults",
-        "good_at",
+        "heard_at",
+        "hung",
         "load",
+        "misses",
         "refusal_s",
         "refused_until",
         "retry_at",
         "since",
         "spec",
         "state",
+        "stranger",
+        "trial",
     )
 
     def __init__(self, spec: Spec, *, reserve: float = 0.0) -> None:
@@ -124,8 +131,11 @@ class Node:
         self.load = Load()
         self.state = State.STARTING
         self.cause = "not yet seen"
-        self.since = self.failed_at = self.good_at = self.retry_at = self.refused_until = -1e9
-        self.faults = 0
+        self.since = self.failed_at = self.heard_at = self.retry_at = self.refused_until = -1e9
+        self.faults = self.misses = 0
+        self.hung = False
+        self.stranger = Room(0, 0)
+        self.trial: Permit | None = None
         self.backoff_s = BACKOFF_S[0]
         self.refusal_s = REFUSAL_S[0]
         self.budget = Budget(spec.tokens, spec.sequences, reserve)
@@ -161,7 +171,7 @@ class Node:
         context = self.context(call.model)
         output = call.output_tokens
         if context is not None:
-            output = min(output, max(0, context - call.prompt_tokens))
+            output = min(output, max(0, context - (call.context_tokens or call.prompt_tokens)))
         return Room(call.prompt_tokens + output * call.sequences, call.sequences)
 
     def usable(self, now: float, *, panic: bool = False) -> bool:
@@ -170,13 +180,14 @@ class Node:
         if self.state is State.READY or self.state is State.STARTING:
             return quiet
         due = self.state is State.PROBATION or now >= self.retry_at or (panic and now >= self.failed_at + PANIC_S)
-        return quiet and due and not self.budget.held().sequences
+        return quiet and due and not self.budget.holds(self.trial)
 
     def observe(self, sign: Sign, now: float, cause: str) -> None:
         """Take in how one call went."""
         match sign:
             case Sign.GOOD:
-                self.faults, self.good_at = 0, now
+                self.faults = self.misses = 0
+                self.hung, self.heard_at = False, now
                 self.backoff_s, self.refusal_s = BACKOFF_S[0], REFUSAL_S[0]
                 self.refused_until = now
                 self._move(Event.ANSWERED, now, cause)
@@ -184,31 +195,48 @@ class Node:
                 self.failed_at = now
                 self.refused_until = now + self.refusal_s
                 self.refusal_s = min(self.refusal_s * 2, REFUSAL_S[1])
-            case Sign.FAULT:
+            case Sign.FAULT | Sign.GONE:
                 self.failed_at = now
                 self.faults += 1
+                self.hung = sign is Sign.FAULT
                 if self.faults >= FAULTS_TO_DOWN or self.state in (State.PROBATION, State.DOWN):
                     self._fail(now, cause)
             case Sign.NEITHER:
                 pass
 
-    def seen(self, facts: Facts, load: Load, now: float) -> None:
-        """Take in a probe that answered."""
+    def seen(self, facts: Facts, load: Load, now: float, *, held: int = 0) -> None:
+        """Take in a probe that answered. `held` is how many sequences of ours ran when it set out.
+
+        A node whose calls failed although it was reached stays down for its back-off: its front may live while its
+        engine does not.
+        """
         self.facts = facts
         self.load = load
+        self.misses = 0
         said = self.spec
         self.budget.tokens = said.tokens if said.tokens is not None else facts.tokens
         self.budget.sequences = said.sequences if said.sequences is not None else facts.sequences
-        self.budget.foreign = self._foreign(load)
-        self._move(Event.PROBED, now, "probe answered")
+        self._meet(load, held)
+        if not self.hung or now >= self.retry_at:
+            self._move(Event.PROBED, now, "probe answered")
 
     def missed(self, now: float, cause: str, *, refused: bool) -> None:
         """Take in a probe that failed. A node that answers calls is busy, not dead, unless it refuses connections."""
-        if refused or now - self.good_at > 10.0:
-            self.observe(Sign.FAULT, now, cause)
+        self.load, self.budget.foreign, self.stranger = Load(), Room(0, 0), Room(0, 0)
+        if not refused and now - self.heard_at <= QUIET_S:
+            return
+        self.misses += 1
+        if self.misses >= FAULTS_TO_DOWN:
+            self.failed_at = now
+            self._fail(now, cause)
 
-    def try_again(self, now: float) -> None:
-        """A call is about to be sent to a node that is down: the next answer decides."""
+    def heard(self, now: float) -> None:
+        """Something came from it on a call."""
+        self.heard_at = now
+
+    def try_again(self, now: float, permit: Permit) -> None:
+        """A call is about to be sent to a node that is not ready. Until it is over no other is sent."""
+        self.trial = permit
         self._move(Event.TRIED, now, self.cause)
 
     def _fail(self, now: float, cause: str) -> None:
@@ -216,13 +244,20 @@ class Node:
         self.backoff_s = min(self.backoff_s * 2, BACKOFF_S[1])
         self._move(Event.FAILED, now, cause)
 
-    def _foreign(self, load: Load) -> Room:
+    def _meet(self, load: Load, held_before: int) -> None:
+        """Work out what others run there.
+
+        Calls of ours that begin or end during a look make it differ from what we hold for a moment, so only what two
+        looks agree on is foreign.
+        """
         held = self.budget.held()
         busy = (load.running or 0) + (load.waiting or 0)
+        sequences = max(0, busy - max(held.sequences, held_before))
         tokens = 0
-        if load.used is not None and self.budget.tokens:
+        if sequences and load.used is not None and self.budget.tokens:
             tokens = max(0, int(load.used * self.budget.tokens) - held.tokens)
-        return Room(tokens if busy > held.sequences else 0, max(0, busy - held.sequences))
+        before, self.stranger = self.stranger, Room(tokens, sequences)
+        self.budget.foreign = Room(min(before.tokens, tokens), min(before.sequences, sequences))
 
     def _move(self, event: Event, now: float, cause: str) -> None:
         after = TRANSITIONS[self.state].get(event)

@@ -11,10 +11,13 @@ from enum import StrEnum
 import msgspec
 
 from router.core.call import Call, Workload
-from router.core.node import Node, State
+from router.core.node import PANIC_S, Node, State
 
 UNTOLD_BATCH_SEQUENCES = 4
 """Batch calls at once on a node that tells neither KV tokens nor sequences: it stays fed and is not swamped."""
+
+ASK_AGAIN_S = 0.25
+"""A wait that nothing else ends, because a trial call is under way, is looked at again after this long."""
 
 
 class WaitReason(StrEnum):
@@ -35,6 +38,7 @@ class RelayCause(StrEnum):
     NODES_DOWN = "nodes_down"
     NO_ROOM = "no_room"
     NODE_FAILED = "node_failed"
+    OWNER = "owner"
 
 
 class RefuseReason(StrEnum):
@@ -121,27 +125,32 @@ def place(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -
 def _holding(call: Call, serving: Sequence[Node]) -> Sequence[Node]:
     """Nodes whose context holds the estimate; if none, the longest, unless even the least count is too long."""
     contexts = [(node.context(call.model), node) for node in serving]
-    holding = [node for context, node in contexts if context is None or context > call.prompt_tokens]
-    if holding or call.least_tokens >= call.prompt_tokens:
+    needed = call.context_tokens or call.prompt_tokens
+    holding = [node for context, node in contexts if context is None or context > needed]
+    if holding or call.least_tokens >= needed:
         return holding
     longest = max(context or 0 for context, _ in contexts)
     return [node for context, node in contexts if context == longest and longest > call.least_tokens]
 
 
 def _none_usable(nodes: Sequence[Node], situation: Situation, now: float) -> Decision:
-    refusing = [node for node in nodes if node.state is State.READY]
+    refusing = [node for node in nodes if node.state in (State.READY, State.STARTING)]
     if situation.relay and (not refusing or situation.waited >= situation.patience):
         return Relay(RelayCause.NO_ROOM if refusing else RelayCause.NODES_DOWN)
     if situation.waited >= situation.patience:
         return Refuse(RefuseReason.NO_ROOM if refusing else RefuseReason.NODES_DOWN)
     until = min(node.refused_until for node in refusing) if refusing else min(node.retry_at for node in nodes)
+    if not situation.relay:
+        until = min(until, min(node.failed_at for node in nodes) + PANIC_S)
     return Wait(
-        WaitReason.NODES_BUSY if refusing else WaitReason.NODES_DOWN, max(until, now) if until > now else now + 0.25
+        WaitReason.NODES_BUSY if refusing else WaitReason.NODES_DOWN, until if until > now else now + ASK_AGAIN_S
     )
 
 
 def _fit(call: Call, ready: Sequence[Node], situation: Situation) -> Decision:
     batch = call.workload is Workload.BATCH
+    if not call.sequences:
+        return Run(_best(ready, situation.turn))
     fitting = [node for node in ready if node.budget.fits(node.room_for(call), call.workload)]
     yielding = batch and situation.chat_waits
     if batch:
@@ -165,13 +174,19 @@ def _takes_batch(node: Node, *, chat_waits: bool) -> bool:
 
 
 def _best(nodes: Sequence[Node], turn: int) -> Node:
-    """The least used; a queue or failures at the engine count against it; ties go round."""
+    """The least used; a queue or failures at the engine count against it; ties go round.
+
+    Shares are compared only where every node tells a capacity, else sequences: unknown is not empty.
+    """
     if len(nodes) == 1:
         return nodes[0]
 
+    comparable = all(node.budget.told for node in nodes)
+
     def burden(index: int) -> tuple[float, int, int]:
         node = nodes[index]
-        load = node.budget.used() + 0.25 * node.faults + (1.0 if node.load.waiting else 0.0)
+        used = node.budget.used() if comparable else 0.0
+        load = used + 0.25 * node.faults + (1.0 if node.load.waiting else 0.0)
         sequences = node.budget.held().sequences + node.budget.foreign.sequences
         return load, sequences, (index - turn) % len(nodes)
 

@@ -22,7 +22,6 @@ _find_quoted = re.compile(rb'"(?:m(?:odel|ax_[a-z_]*tokens)|stream|n)"').findall
 _HIDDEN = (b"\\u005", b"\\u006", b"\\u007")  # the only escapes that can spell a lower-case letter or an underscore
 _SLICE = 2**20
 _DIGITS = 4300  # where Python, and so most engines, stops converting an integer
-_NUMBER_TOO_LONG = re.compile(rb"[0-9]{%d}" % (_DIGITS + 1))
 
 
 class _Key:
@@ -88,12 +87,14 @@ def _check_duplicates(raw: bytes) -> None:
 
 
 def _check_numbers(raw: bytes) -> None:
-    """A run of 4301 digits covers a position of every stride of 4301 bytes, so only those need looking at."""
-    stride = _DIGITS + 1
-    for index, byte in enumerate(raw[_DIGITS::stride]):
-        if 0x30 <= byte <= 0x39 and _NUMBER_TOO_LONG.search(raw, index * stride, (index + 2) * stride):
-            _check_outside_strings(raw)
-            return
+    """A run of 4301 digits covers a position of every stride of 4301 bytes, and half a run on one side of it."""
+    half = _DIGITS // 2
+    for index, byte in enumerate(raw[:: _DIGITS + 1]):
+        if 0x30 <= byte <= 0x39:
+            at = index * (_DIGITS + 1)
+            if raw[max(0, at - half) : at + 1].isdigit() or raw[at : at + half + 1].isdigit():
+                _check_outside_strings(raw)
+                return
 
 
 def _check_outside_strings(raw: bytes) -> None:

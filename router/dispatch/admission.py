@@ -225,11 +225,12 @@ class Admission:
             case Run(node):
                 self._turn += 1
                 now = self._clock()
-                if node.state is not State.READY:
-                    node.try_again(now)
                 self._grant_gap_s += 0.1 * (min(10.0, now - self._granted_at) - self._grant_gap_s)
                 self._granted_at = now
-                return Grant(node, node.budget.hold(node.room_for(waiter.call), waiter.call.workload))
+                permit = node.budget.hold(node.room_for(waiter.call), waiter.call.workload)
+                if node.state is not State.READY:
+                    node.try_again(now, permit)
+                return Grant(node, permit)
             case Relay(relay_cause):
                 return RelayGrant(relay_cause)
             case Wait(wait_reason):

@@ -24,10 +24,11 @@ from router.dispatch import normalise, request
 from router.dispatch.admission import Admission, Grant, RelayGrant
 from router.dispatch.ledger import Ledger
 from router.dispatch.reply import Reply
-from router.dispatch.trip import Trip
+from router.dispatch.trip import RELAY, Trip
 from router.errors import (
     Answer,
     BadStatus,
+    ConnectFailed,
     ErrorInStream,
     FirstByteTimeout,
     NodeFailed,
@@ -111,7 +112,7 @@ class Dispatcher:
         self.trips.add(trip)
         self._retries.earn()
         try:
-            grant = await self.admission.grant(call, trip.situation, trip.began_at)
+            grant = await self._first_grant(trip)
             while True:
                 try:
                     async with self._leg(trip, grant) as reply:
@@ -185,6 +186,11 @@ class Dispatcher:
         shaped = normalise.complaint(status, raw, trip.call.endpoint.prompt_field).encode()
         return Reply.error(status, upstream.headers, shaped, trip)
 
+    async def _first_grant(self, trip: Trip) -> Grant | RelayGrant:
+        if trip.call.bound_to == RELAY:
+            return RelayGrant(RelayCause.OWNER)
+        return await self.admission.grant(trip.call, trip.situation, trip.began_at)
+
     async def _next(self, trip: Trip, error: NodeFailed) -> Grant | RelayGrant:
         """Where a call goes whose leg failed. Raises the last word when there is nowhere."""
         if trip.node is None:
@@ -192,7 +198,7 @@ class Dispatcher:
         if isinstance(error, NodeRefused):
             trip.sign(Sign.REFUSED, str(error))
         else:
-            trip.sign(Sign.FAULT, str(error))
+            trip.sign(Sign.GONE if isinstance(error, ConnectFailed) else Sign.FAULT, str(error))
             trip.situation.tried = (*trip.situation.tried, trip.place)
             trip.faults += 1
             if trip.faults > self._patience.retries or not self._retries.spend():

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from router import logs
-from router.core.call import Outcome
+from router.core.call import Outcome, Usage
 from router.core.estimate import Estimates
 from router.core.placement import RelayCause
 from router.dispatch.trip import RELAY, Trip
@@ -33,7 +33,8 @@ class Ledger:
         outcome = trip.outcome = trip.outcome or Outcome.COMPLETED
         usage = trip.counted()
         if usage is not None and call.counted and trip.place != RELAY:
-            self._estimates.of(call.model).learn(call.counted, usage, call.asked)
+            one = Usage(usage.prompt, usage.completion // max(1, call.sequences))
+            self._estimates.of(call.model).learn(call.counted, one, call.asked)
         if trip.committed:
             self.leg(trip, outcome)
         if outcome is Outcome.CUT:

@@ -200,6 +200,7 @@ class Reply:
                 data = await upstream.read()
                 if not data:
                     break
+                self.trip.heard()
                 chunk = events.feed(data)
                 if chunk:
                     return chunk

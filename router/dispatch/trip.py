@@ -93,6 +93,11 @@ class Trip:
         self.first_token_at = self._clock()
         self.sign(Sign.GOOD, "answered")
 
+    def heard(self) -> None:
+        """More of the answer came: whoever sends is alive."""
+        if self.node is not None:
+            self.node.heard(self._clock())
+
     def ended(self, *, errored: bool = False) -> None:
         """The answer came to its own end."""
         self.outcome = Outcome.FAILED if errored else Outcome.COMPLETED

@@ -75,6 +75,11 @@ class Fleet:
         known = [context for context in contexts if context is not None]
         return max(known) if known and len(known) == len(contexts) else None
 
+    def shortest_context(self, model: str) -> int | None:
+        """The shortest known context, in tokens, among nodes that serve the model: below it a count decides nothing."""
+        contexts = (node.context(model) for node in self.serving(model))
+        return min((context for context in contexts if context is not None), default=None)
+
     def model_cards(self, elsewhere: Iterable[str] = ()) -> list[dict[str, object]]:
         """Every model there is, as OpenAI lists them, by public name; nodes that are down keep what they last told.
 
@@ -124,25 +129,27 @@ class Fleet:
 
     async def look(self, node: Node) -> None:
         """Look at one node now and let it take in what was seen."""
+        if node.state is State.DOWN:
+            self._forget(node)
         looks = self._looks.get(node.name, 0)
-        fresh = looks % FACTS_EVERY == 0
         engine = self._engines.get(node.name)
-        before = _relevant(node)
+        fresh = looks % FACTS_EVERY == 0 or engine is None
+        before, held = _relevant(node), node.budget.held().sequences
         try:
             look = await self._probe.look(node.spec, engine=engine, facts=None if fresh else node.facts)
         except ProbeFailed as error:
             self._missed(node, error)
         else:
             self._looks[node.name] = looks + 1
-            self._seen(node, look, first=looks == 0)
+            self._seen(node, look, held, first=looks == 0)
         if _relevant(node) != before:
             self._changed()
 
-    def _seen(self, node: Node, look: Look, *, first: bool) -> None:
+    def _seen(self, node: Node, look: Look, held: int, *, first: bool) -> None:
         if look.sure:
             self._engines[node.name] = look.facts.engine
         facts = look.facts if first else _kept(node.facts, look.facts)
-        node.seen(facts, look.load, self._clock())
+        node.seen(facts, look.load, self._clock(), held=held)
         if self.trouble.pop(node.name, None) is not None:
             log.info("node %s answers again (%s)", node.name, look.facts.engine)
         self._note_blindness(node, look)
@@ -162,10 +169,8 @@ class Fleet:
         self.trouble[node.name] = cause
         gone, was = refused(error), node.state
         node.missed(self._clock(), cause, refused=gone)
-        if node.state is State.DOWN:
-            self._forget(node)
-            if was is not State.DOWN:
-                log.warning("node %s is down: %s", node.name, cause)
+        if node.state is State.DOWN and was is not State.DOWN:
+            log.warning("node %s is down: %s", node.name, cause)
 
     def _forget(self, node: Node) -> None:
         """What comes back may be another engine."""

@@ -1,7 +1,7 @@
 """From a file, the environment and the command line to `Settings`, or to one error that tells everything wrong.
 
 Reading is pure: the environment is an argument, and nothing outside the file is looked at. `EBBTIDE_SERVER__PORT` is
-`server.port` and `EBBTIDE_NODES__0__URL` the first node's `url`; a value that begins with `[` or `{` is read as YAML.
+`server.port` and `EBBTIDE_NODES__0__URL` the first node's `url`; where a list or mapping belongs, `[...]` is YAML.
 Variables without `__` that name no section are left alone: Kubernetes sets `EBBTIDE_PORT` and its like for any service
 called ebbtide. Refusals name place, key and remedy, never the value, which may be a secret in the wrong place.
 """
@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeGuard, get_args, get_origin
 
 from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
@@ -23,6 +23,7 @@ from router.settings.values import Clash, Loc, Tree
 from router.settings.yamlfile import read_file, read_value
 
 PREFIX = "EBBTIDE_"
+MOST_PROBLEMS = 100
 RULES = {
     "missing": "is required",
     "int_parsing": "must be a whole number",
@@ -66,7 +67,9 @@ def load(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
     settings, found = _checked(document)
     problems = sorted(document.problems + found)
     if problems or settings is None:
-        raise SettingsError("\n".join(dict.fromkeys(map(str, problems))))
+        lines = list(dict.fromkeys(map(str, problems)))
+        more = [f"and {len(lines) - MOST_PROBLEMS} more"] if len(lines) > MOST_PROBLEMS else []
+        raise SettingsError("\n".join(lines[:MOST_PROBLEMS] + more))
     return settings
 
 
@@ -81,12 +84,9 @@ def fields(model: type[BaseModel] = Settings, at: tuple[str, ...] = ()) -> Itera
         here = (*at, field.alias or name)
         yield here, field
         for inner in (field.annotation, *get_args(field.annotation)):
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
+            if _is_section(inner):
                 listed = Ellipsis in get_args(field.annotation)
                 yield from fields(inner, (*here, "*") if listed else here)
-
-
-FIELDS = dict(fields())
 
 
 def variable(loc: Loc) -> str:
@@ -101,7 +101,23 @@ def _write_environment(document: Document, environ: Mapping[str, str]) -> None:
         if len(loc) == 1 and loc not in FIELDS:
             continue
         place = Place(name)
-        document.put(loc, read_value(value, document, place, loc) if value[0] in "[{" else value, place)
+        written = value[0] in "[{" and _holds_more(loc)
+        document.put(loc, read_value(value, document, place, loc) if written else value, place)
+
+
+def _holds_more(loc: Loc) -> bool:
+    """Whether a list or a mapping belongs here; a secret may begin with a bracket, too."""
+    field = FIELDS.get(_way(loc))
+    kinds = () if field is None else (field.annotation, *get_args(field.annotation))
+    return any(get_origin(kind) in (dict, tuple, frozenset) or _is_section(kind) for kind in kinds)
+
+
+def _way(loc: Loc) -> tuple[str, ...]:
+    return tuple("*" if isinstance(part, int) else part for part in loc)
+
+
+def _is_section(kind: object) -> TypeGuard[type[BaseModel]]:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def _loc(name: str) -> Loc:
@@ -147,8 +163,7 @@ def _meant(word: str, *choices: list[str]) -> str:
 
 
 def _siblings(loc: Loc) -> list[str]:
-    around = tuple("*" if isinstance(part, int) else part for part in loc[:-1])
-    return [known[-1] for known in FIELDS if known[:-1] == around]
+    return [known[-1] for known in FIELDS if known[:-1] == _way(loc[:-1])]
 
 
 def _elsewhere(word: str) -> list[str]:
@@ -177,3 +192,7 @@ def _plain(value: object, loc: Loc) -> Tree:
         case int() | float() | None:
             return value
     raise TypeError(type(value).__name__)
+
+
+FIELDS = dict(fields())
+"""Every setting by its way down."""

@@ -18,7 +18,11 @@ from router.settings.values import Loc, Tree
 MAX_BYTES = 2**20
 MAX_VALUES = 50_000
 """Keys and values after aliases are followed: nested aliases can turn a page into gigabytes."""
+TOO_MANY = f"holds over {MAX_VALUES} values"
 MAX_DEPTH = 16
+TOO_DEEP = f"is nested over {MAX_DEPTH} levels deep"
+MAX_DIGITS = 64
+NO_NUMBER = "is not a number that can be read"
 PLAIN_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float")}
 TEXT_TAGS = {f"tag:yaml.org,2002:{kind}" for kind in ("str", "timestamp", "value")}
 MERGE_TAG = "tag:yaml.org,2002:merge"
@@ -58,6 +62,25 @@ class TooMuch(Exception):
     """The text expands to more than settings can need."""
 
 
+class Loader(yaml.SafeLoader):
+    """PyYAML's, stopped before it takes minutes: it needs them for a megabyte of brackets or of one-letter keys."""
+
+    composed = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        """Read one node and what is in it."""
+        self.composed += 1
+        if self.composed > MAX_VALUES:
+            raise TooMuch(TOO_MANY)
+        return super().compose_node(parent, index)
+
+    def fetch_flow_collection_start(self, TokenClass: type[yaml.Token]) -> None:
+        """Begin a `[` or `{`."""
+        if self.flow_level >= MAX_DEPTH:
+            raise TooMuch(TOO_DEEP)
+        super().fetch_flow_collection_start(TokenClass)
+
+
 class YamlText:
     """One reading of one text into `document`. `environ` fills variables; None leaves them as they stand."""
 
@@ -79,7 +102,7 @@ class YamlText:
         """The plain value of a text; None when it is empty or cannot be read."""
         place = Place(self._source)
         try:
-            self._loader = yaml.SafeLoader(text)
+            self._loader = Loader(text)
             node = self._loader.get_single_node()
             return None if node is None else self._value(node, ())
         except yaml.MarkedYAMLError as error:
@@ -89,7 +112,7 @@ class YamlText:
         except yaml.YAMLError:
             self._document.refuse(place, (), "is not YAML: it holds characters that are not text")
         except RecursionError:
-            self._document.refuse(place, (), "is nested too deeply")
+            self._document.refuse(place, (), TOO_DEEP)
         except TooMuch as error:
             self._document.refuse(place, (), str(error))
         return None
@@ -97,9 +120,9 @@ class YamlText:
     def _value(self, node: yaml.Node, loc: Loc) -> Tree:
         self._values += 1
         if self._values > MAX_VALUES:
-            raise TooMuch(f"holds over {MAX_VALUES} values")
+            raise TooMuch(TOO_MANY)
         if len(loc) > MAX_DEPTH:
-            raise TooMuch(f"is nested over {MAX_DEPTH} levels deep")
+            raise TooMuch(TOO_DEEP)
         self._document.places.setdefault(loc, self._place(node))
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, loc)
@@ -131,10 +154,13 @@ class YamlText:
         if node.tag not in PLAIN_TAGS:
             self._document.refuse(self._place(node), loc, "tags are not read")
             return None
+        if len(node.value) > MAX_DIGITS:
+            self._document.refuse(self._place(node), loc, NO_NUMBER)
+            return None
         try:
             number: Tree = self._loader.construct_object(node)
         except ValueError:
-            self._document.refuse(self._place(node), loc, "is not a number that can be read")
+            self._document.refuse(self._place(node), loc, NO_NUMBER)
             return None
         return number
 

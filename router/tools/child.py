@@ -36,6 +36,8 @@ class Child:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "router.tools.tether", module, *arguments],
                 env=environment,
+                # not where the user stands: a folder `router` there would be taken for ours
+                cwd=self.log.parent,
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,

@@ -6,19 +6,21 @@ nodes and router are children that end with this process, however it ends; every
 
 import argparse
 import importlib.util
+import json
 import os
 import re
 import signal
 import socket
-import sys
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 from rich.console import Console
 from rich.status import Status
+from rich.text import Text
 
 from router.errors import EbbtideError
 from router.tools.child import Child
@@ -28,12 +30,14 @@ from router.tools.weights import provide
 HOST = "127.0.0.1"
 MODEL = "smollm2-135m"
 START_S = 120.0
-LONG_PROMPT_TOKENS = 1500
+LONG_PROMPT_TOKENS = 1000
 CONFIG = """\
 # Written by `ebbtide demo`. Two nodes of one model in two shapes; size tells which a call gets.
+# The bounds are wide for slow machines, and no heartbeat sends a head before it is known where a call ran.
 server: {{host: 127.0.0.1, port: {port}, heartbeat_s: 300}}
 store: {{url: {store}}}
 classify: {{long_prompt_tokens: {long}}}
+upstream: {{first_byte_s: 900, idle_s: 900}}
 nodes:
 {nodes}
 log: {{format: text}}
@@ -48,42 +52,131 @@ class Shape(NamedTuple):
     context: int
     pool: str
 
+    def arguments(self, model: Path, name: str, port: int) -> list[str]:
+        """What `router.tools.llama` is told."""
+        told = {"model": model, "name": name, "port": port, "slots": self.slots, "context": self.context}
+        return [word for key, value in told.items() for word in (f"--{key}", str(value))]
+
 
 SHAPES = (Shape("chat", 4, 2048, "interactive"), Shape("long", 1, 8192, "batch"))
+
+
+class Place(NamedTuple):
+    """Where the demo can be asked: the router's port and the model's public name."""
+
+    port: int
+    model: str
 
 
 def run(args: argparse.Namespace) -> int:
     """Set up, show, stay until interrupted (or leave after the tour with `args.once`); the exit status.
 
-    `args` has `once`, `model` (a GGUF file or None), `port` and `cache` (a folder or None).
+    `args` has `once`, `model` (a GGUF file or None), `port` and `cache` (a folder or None). Raises EbbtideError.
     """
-    console = Console(stderr=False, highlight=False)
-    _need_llama()
-    cache = args.cache or Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ebbtide"
+    if importlib.util.find_spec("xllamacpp") is None:
+        raise EbbtideError("the demo needs llama.cpp: pip install 'ebbtide[demo]'")
+    console = Console(highlight=False)
+    cache = (args.cache or _user_cache() / "ebbtide").resolve()
     cache.mkdir(parents=True, exist_ok=True)
-    with _sigterm_as_interrupt(), ExitStack() as children:
-        name, port = _set_up(console, children, args, cache)
-        tour(console, port, name)
-        if not args.once:
-            _stay(console, port, name, cache)
+    with _sigterm_as_interrupt(), ExitStack() as block:
+        children = [block.enter_context(Child(name, cache / f"{name}.log")) for name in ("chat", "long", "router")]
+        try:
+            place = _set_up(console, children, args, cache)
+            tour(console, place.port, place.model)
+            if not args.once:
+                _stay(console, children, place, cache)
+        except EbbtideError:
+            for child in children:
+                child.check()
+            raise
     return 0
 
 
-def _set_up(console: Console, children: ExitStack, args: argparse.Namespace, cache: Path) -> tuple[str, int]:
-    """Model, nodes and router, ready; the model's public name and the router's port."""
+def settings(port: int, node_ports: Sequence[int], store: Path) -> str:
+    """The demo's settings file."""
+    nodes = "\n".join(
+        f'  - {{name: {shape.name}, url: "http://{HOST}:{node_port}", pools: [{shape.pool}], engine: llamacpp}}'
+        for shape, node_port in zip(SHAPES, node_ports, strict=True)
+    )
+    url = json.dumps(f"sqlite:///{store}".replace("${", "$${"))
+    return CONFIG.format(port=port, store=url, long=LONG_PROMPT_TOKENS, nodes=nodes)
+
+
+def _set_up(console: Console, children: Sequence[Child], args: argparse.Namespace, cache: Path) -> Place:
+    """Fetch the model, start nodes and router, wait until they can serve."""
+    *nodes, router = children
     with console.status("starting") as status:
         model, name = _model(args.model, cache, status)
-        ports = _start_nodes(children, model, name, cache)
-        status.update("loading the model twice, as two nodes of different shape")
-        port = _port(args.port, console)
-        router = children.enter_context(Child("the router", cache / "router.log"))
-        config = cache / "demo.yaml"
-        config.write_text(settings(port, ports, cache))
-        for shape, (child, node_port) in zip(SHAPES, ports, strict=True):
-            child.wait_ready(f"http://{HOST}:{node_port}/health", START_S)
-            console.print(f"node [bold]{shape.name}[/bold]: {shape.slots} x {shape.context:,} tokens")
+        status.update("loading the model twice: two nodes of different shape")
+        ports = [_free_port() for _ in SHAPES]
+        for child, shape, port in zip(nodes, SHAPES, ports, strict=True):
+            child.start("router.tools.llama", shape.arguments(model, name, port))
+        for child, shape, port in zip(nodes, SHAPES, ports, strict=True):
+            child.wait_ready(f"http://{HOST}:{port}/health", START_S)
+            console.print(f"{shape.name} node: {shape.slots} x {shape.context:,} tokens at http://{HOST}:{port}")
         status.update("starting the router")
+        port = _port(args.port, console)
+        config = cache / "demo.yaml"
+        config.write_text(settings(port, ports, cache / "demo.db"))
         router.start("router", ["serve", "--config", str(config)])
         router.wait_ready(f"http://{HOST}:{port}/readyz", START_S)
-    console.print(f"router: [bold]http://{HOST}:{port}/v1[/bold]")
-    return name, port
+    console.print(f"router: [bold]http://{HOST}:{port}/v1[/bold], started with {config}", soft_wrap=True)
+    return Place(port, name)
+
+
+def _model(given: Path | None, cache: Path, status: Status) -> tuple[Path, str]:
+    """The model's file and public name."""
+    if given is None:
+        return provide(cache, status.update), MODEL
+    if not given.is_file():
+        raise EbbtideError(f"--model: there is no file {given}")
+    return given.resolve(), re.sub(r"[^a-z0-9.-]+", "-", given.stem.lower())
+
+
+def _stay(console: Console, children: Sequence[Child], place: Place, cache: Path) -> None:
+    """Tell how to ask, and wait for Ctrl-C."""
+    base = f"http://{HOST}:{place.port}"
+    question = json.dumps({"model": place.model, "messages": [{"role": "user", "content": "Why is the sea salty?"}]})
+    console.print("[bold]Now you.[/bold] Any OpenAI client works with this base URL, and any key:")
+    console.print(f"   {base}/v1   ({base}/metrics, {base}/readyz; logs in {cache})\n", soft_wrap=True)
+    console.print(Text(f"   curl -i {base}/v1/chat/completions -d '{question}'"), soft_wrap=True)
+    console.print("\nCtrl-C ends everything.")
+    with suppress(KeyboardInterrupt):
+        while True:
+            time.sleep(0.5)
+            for child in children:
+                child.check()
+
+
+def _port(wanted: int, console: Console) -> int:
+    """The port asked for, or a free one if it is taken."""
+    try:
+        with socket.create_server((HOST, wanted)) as listener:
+            return int(listener.getsockname()[1])
+    except OSError:
+        port = _free_port()
+        console.print(f"port {wanted} is taken: using {port} instead")
+        return port
+
+
+def _free_port() -> int:
+    with socket.create_server((HOST, 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def _user_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+@contextmanager
+def _sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends the demo as Ctrl-C does, children first."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,4 +1,4 @@
-"""One llama.cpp server on the CPU, as a node for trying Ebbtide: `python -m router.tools.llama --model FILE --port N ...`.
+"""One llama.cpp server on the CPU, as a node to try Ebbtide with: `python -m router.tools.llama --model FILE --port N`.
 
 Rules: `--context` is what each slot sees; llama.cpp is given the whole and divides it. `--batch` is the most prompt
 tokens of one step. A step cannot be interrupted, so it is how long a chat may wait behind a document: with one thread
@@ -12,7 +12,7 @@ from pathlib import Path
 
 def parse(argv: list[str] | None = None) -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m router.tools.llama", description="One llama.cpp server on the CPU.")
+    parser = argparse.ArgumentParser(prog="python -m router.tools.llama", description="One llama.cpp server.")
     parser.add_argument("--model", type=Path, required=True, help="a GGUF file")
     parser.add_argument("--name", default="model", help="the model's public name")
     parser.add_argument("--host", default="127.0.0.1")
@@ -38,8 +38,8 @@ def serve(options: argparse.Namespace) -> None:
     params.endpoint_metrics = params.endpoint_slots = params.offline = True
     server = xllamacpp.Server(params)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    print(f"listening on {server.listening_address}", flush=True)  # noqa: T201
     signal.pause()
-    del server
 
 
 if __name__ == "__main__":

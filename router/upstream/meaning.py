@@ -15,11 +15,14 @@ __all__ = ["Reader", "Said", "reader_for"]
 
 _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
-#: Anthropic's delta fields that carry what is generated; all empty means nothing was said yet.
-_PIECES = ("text", "thinking", "partial_json")
 #: Events of the Responses protocol that come before the model has said anything.
 _PRELUDE = frozenset({"response.created", "response.queued", "response.in_progress", "ping", "keepalive"})
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
+#: Keys whose string is the token, as engines write them.
+_TEXTS = (b'"content":"', b'"text":"', b'"reasoning_content":"', b'"reasoning":"')
+_BACKSLASH = 0x5C
+#: No event begins so.
+_NEVER = b"\n"
 _QUIET = frozenset({"ping", "message_start", "content_block_start", "content_block_delta", "content_block_stop"})
 
 
@@ -101,15 +104,20 @@ class _Step(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    id: str | None = None
     usage: _Usage | None = None
+
+
+class _Piece(msgspec.Struct):
+    text: Any = None
+    thinking: Any = None
+    partial_json: Any = None
 
 
 class _Part(msgspec.Struct):
     type: str | None = None
     message: _Message | None = None
-    content_block: dict[str, Any] | None = None
-    delta: dict[str, Any] | None = None
+    content_block: _Piece | None = None
+    delta: _Piece | None = None
     usage: _Usage | None = None
     error: Any = None
     object: Any = None
@@ -131,15 +139,20 @@ def _unread(payload: bytes, name: bytes) -> Said:
     except _UNREADABLE:
         loose = None
     if not isinstance(loose, dict):
-        return Said(shown=True, token=True, error=name == b"error")
+        loose = {}
     error = _failed(name, loose.get("error"), loose.get("object")) or loose.get("type") == "error"
     return Said(shown=not error, token=not error, error=error)
 
 
 class TokenReader:
-    """Chat and text completion. The answer has ended when every choice seen has its finish_reason."""
+    """Chat and text completion. The answer has ended when every choice seen has its finish_reason.
 
-    __slots__ = ("_finished", "_seen")
+    Most events of a stream differ from the one before in one string only. What stands around that string is remembered
+    from an event that was read and bore one token and nothing else; an event with the same surroundings is known
+    without being read.
+    """
+
+    __slots__ = ("_after", "_before", "_finished", "_seen", "_single")
 
     response_id: str | None = None
     sequence_number: int | None = None
@@ -147,22 +160,33 @@ class TokenReader:
     def __init__(self) -> None:
         self._seen: set[int] = set()
         self._finished: set[int] = set()
+        self._single = False
+        self._before = self._after = _NEVER
 
-    @staticmethod
-    def plain(block: bytes) -> bool:
-        """Whether an event surely is one more token of the first choice, told by its bytes alone.
+    def known(self, block: bytes) -> bool:
+        """Whether an event bears a token and surely says nothing else."""
+        before, after = self._before, self._after
+        if not (block.startswith(before) and block.endswith(after)):
+            return False
+        start = len(before)
+        return block.find(b'"', start) == len(block) - len(after) > start
 
-        Quotes inside a JSON string are escaped, so a quoted key found here is a key or a whole string.
+    def learn(self, block: bytes) -> None:
+        """Remember the surroundings of the token in an event just read.
+
+        Quotes inside a JSON string are escaped, so a quoted key followed by a colon is a key.
         """
-        return (
-            (b'"choices":[{"index":0,' in block or b'"choices":[{"finish_reason":null,"index":0,' in block)
-            and block.count(b'"finish_reason"') == 1
-            and b'"finish_reason":null' in block
-            and block.count(b'"usage"') == block.count(b'"usage":null')
-            and b'"error"' not in block
-        )
+        if not self._single:
+            return
+        for key in _TEXTS:
+            start = block.find(key) + len(key)
+            stop = block.find(b'"', start)
+            if start >= len(key) and stop > start and block[stop - 1] != _BACKSLASH:
+                self._before, self._after = block[:start], block[stop:]
+                return
 
     def read(self, payload: bytes, name: bytes) -> Said:
+        self._single = False
         try:
             chunk = _chunk.decode(payload)
         except _UNREADABLE:
@@ -180,6 +204,7 @@ class TokenReader:
                 self._finished.add(index)
                 finish = True
             token = token or bool(choice.text) or (choice.delta is not None and choice.delta.said())
+        self._single = token and not finish and usage is None and len(chunk.choices) == 1
         return Said(shown=token or finish, token=token, ended=self._finished == self._seen, usage=usage)
 
 
@@ -192,8 +217,11 @@ class ResponsesReader:
         self.response_id: str | None = None
         self.sequence_number: int | None = None
 
-    def plain(self, block: bytes) -> bool:
+    def known(self, block: bytes) -> bool:
         return False
+
+    def learn(self, block: bytes) -> None:
+        pass
 
     def read(self, payload: bytes, name: bytes) -> Said:
         try:
@@ -224,8 +252,11 @@ class MessagesReader:
     def __init__(self) -> None:
         self._usage: Usage | None = None
 
-    def plain(self, block: bytes) -> bool:
+    def known(self, block: bytes) -> bool:
         return False
+
+    def learn(self, block: bytes) -> None:
+        pass
 
     def read(self, payload: bytes, name: bytes) -> Said:
         try:
@@ -245,12 +276,18 @@ class MessagesReader:
 
 
 def _bears(kind: str, part: _Part) -> bool:
-    """Whether a block or delta has content: non-empty text, or anything that is not text."""
-    bearer = {"content_block_start": part.content_block, "content_block_delta": part.delta}.get(kind)
-    if bearer is None:
+    """Whether a block or delta has content: non-empty text, or something that is not text."""
+    if kind == "content_block_delta":
+        piece = part.delta
+    elif kind == "content_block_start":
+        piece = part.content_block
+    else:
         return False
-    held = [bearer[piece] for piece in _PIECES if piece in bearer]
-    return any(held) if held else True
+    if piece is None:
+        return False
+    if piece.text or piece.thinking or piece.partial_json:
+        return True
+    return piece.text is None and piece.thinking is None and piece.partial_json is None
 
 
 class PlainReader:
@@ -261,8 +298,11 @@ class PlainReader:
     response_id: str | None = None
     sequence_number: int | None = None
 
-    def plain(self, block: bytes) -> bool:
+    def known(self, block: bytes) -> bool:
         return False
+
+    def learn(self, block: bytes) -> None:
+        pass
 
     def read(self, payload: bytes, name: bytes) -> Said:
         try:

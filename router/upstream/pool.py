@@ -31,9 +31,10 @@ class Answer:
     @property
     def length(self) -> int | None:
         """Bytes of the body as declared, or None."""
-        fields = dict(self.headers)
-        declared = fields.get(b"content-length", b"").strip()
-        return int(declared) if declared.isdigit() and b"transfer-encoding" not in fields else None
+        for name, value in self.headers:
+            if name == b"content-length":
+                return int(value)
+        return None
 
     def read(self) -> Coroutine[Any, Any, bytes]:
         """Await body bytes that have come, undecoded; `b""` at the end. Raises Truncated, IdleTimeout, BadAnswer."""
@@ -43,14 +44,14 @@ class Answer:
 
     async def all(self, limit: int) -> bytes:
         """The whole body. Raises BadAnswer if it is over `limit` bytes."""
+        size = self.length or 0
         pieces: list[bytes] = []
-        room = limit - (self.length or 0)
-        if room >= 0:
-            room = limit
-            while room >= 0 and (piece := await self.read()):
+        if size <= limit:
+            size = 0
+            while size <= limit and (piece := await self.read()):
                 pieces.append(piece)
-                room -= len(piece)
-        if room < 0:
+                size += len(piece)
+        if size > limit:
             raise BadAnswer(f"the answer is over {limit} bytes")
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -87,9 +88,16 @@ class Exchange:
 
     async def __aenter__(self) -> Answer:
         connection = self._pool.pick()
-        if connection is None or not await self._began(connection):
+        if connection is not None:
+            try:
+                await connection.start(self._head, self._body, self._first_byte_s)
+            except Truncated:
+                if connection.touched:
+                    raise
+                connection = None  # the server had closed it meanwhile
+        if connection is None:
             connection = await self._pool.connect()
-            await self._start(connection)
+            await connection.start(self._head, self._body, self._first_byte_s)
         self._answer = answer = Answer(connection)
         return answer
 
@@ -99,23 +107,6 @@ class Exchange:
         if self._answer is not None:
             self._pool.give_back(self._answer.detach())
             self._answer = None
-
-    async def _began(self, kept: Connection) -> bool:
-        """Try on a kept connection; False if the server had closed it meanwhile."""
-        try:
-            await self._start(kept)
-        except Truncated:
-            if kept.touched:
-                raise
-            return False
-        return True
-
-    async def _start(self, connection: Connection) -> None:
-        try:
-            await connection.start(self._head, self._body, self._first_byte_s)
-        except BaseException:
-            connection.abort()
-            raise
 
 
 class Pool:
@@ -185,6 +176,9 @@ class Pool:
                 )
         except (OSError, UnicodeError) as exc:
             raise ConnectFailed(f"no connection to {target.host}:{target.port}: {_reason(exc, bound)}") from exc
+        # Counted here and not in connection_made: uvloop closes a connect that is cancelled without connection_lost.
+        if not connection.gone:
+            self._open.add(connection)
         if self._closed:
             connection.abort()
             raise ConnectFailed("the pool is closed")
@@ -199,9 +193,6 @@ class Pool:
             connection.abort()
 
     # What connections tell
-
-    def opened(self, connection: Connection) -> None:
-        self._open.add(connection)
 
     def withdrawn(self, connection: Connection) -> None:
         self._idle.pop(connection, None)

@@ -30,7 +30,7 @@ _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"')
 class Events:
     """Reads one answer's stream. `drop_usage` keeps the usage-only chunk back; `rename` is (from, to) model names.
 
-    `meaningful`: something a person would see has come. `failure`: JSON of an error event that came before that.
+    `meaningful`: something a person would see has come. `failure`: data of an error event that came before that.
     `errored`: one came after it. `done`: the `[DONE]` mark has come. `complete`: the answer's own end has.
     `tokens`: events that bear content. `oversized`: events over `cap` bytes. `response_id` and `sequence_number`: of
     the Responses protocol only.
@@ -89,12 +89,14 @@ class Events:
     # Bytes to events
 
     def _take(self, data: bytes) -> bytes:
-        if not self._parts and data.endswith(b"\n\n") and data.find(b"\n\n") == len(data) - 2:
-            block = data[:-2]
-            event = self._event(block)
-            if not event:
-                return b""
-            return data if event is block else event + b"\n\n"
+        if not self._parts and data.endswith(b"\n\n"):
+            end = len(data) - 2
+            if data.find(b"\n") == end or data.find(b"\n\n") == end:
+                block = data[:end]
+                event = self._event(block)
+                if not event:
+                    return b""
+                return data if event is block else event + b"\n\n"
         return self._several(data)
 
     def _newlines(self, data: bytes) -> bytes:
@@ -159,12 +161,25 @@ class Events:
             block = self._unmarked(block)
         if self.done and self._data_only:
             return b""
-        if not self._data_only or not block.startswith(b"data:") or b"\n" in block:
+        if not self._data_only:
+            return self._named(block)
+        if not block.startswith(b"data:") or b"\n" in block:
             return self._lines(block)
-        if self.meaningful and self._reader.plain(block):
+        if self._reader.known(block):
             self.tokens += 1
             return block if self._model is None else self._model.renamed(block)
-        return self._judged(block, block[5:].strip(), b"")
+        event = self._judged(block, block[5:].strip(), b"")
+        self._reader.learn(block)
+        return event
+
+    def _named(self, block: bytes) -> bytes:
+        """The usual two lines, `event: ...` and `data: ...`, or any others."""
+        end = block.find(b"\n") if block.startswith(b"event:") else -1
+        if end > 0 and block.startswith(b"data:", end + 1) and block.find(b"\n", end + 1) < 0:
+            payload = block[end + 6 :].strip()
+            if payload:
+                return self._judged(block, payload, block[6:end].strip())
+        return self._lines(block)
 
     def _unmarked(self, block: bytes) -> bytes:
         self._fresh = False
@@ -232,22 +247,29 @@ class Events:
 
 
 class _Model:
-    """Replaces the value of the first `"model"` key of an event when it is the name to be replaced."""
+    """Replaces the value of the first `"model"` key of an event when it is the name to be replaced.
 
-    __slots__ = ("_from", "_to")
+    The events of a stream mostly begin alike, up to that value: the beginning last replaced is remembered.
+    """
+
+    __slots__ = ("_after", "_before", "_from", "_to")
 
     def __init__(self, before: bytes, after: bytes) -> None:
         self._from = before.decode()
         self._to = msgspec.json.encode(after.decode())
+        self._before: bytes | None = None
+        self._after = b""
 
     def renamed(self, block: bytes) -> bytes:
-        if b'"model"' not in block:
-            return block
-        found = _MODEL.search(block)
+        if self._before is not None and block.startswith(self._before):
+            return self._after + block[len(self._before) :]
+        found = _MODEL.search(block) if b'"model"' in block else None
         if found is None or not self._meant(found[1]):
             return block
         start, stop = found.span(1)
-        return block[: start - 1] + self._to + block[stop + 1 :]
+        self._before = block[: stop + 1]
+        self._after = block[: start - 1] + self._to
+        return self._after + block[stop + 1 :]
 
     def _meant(self, written: bytes) -> bool:
         try:

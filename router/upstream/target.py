@@ -17,6 +17,7 @@ from router.errors import SettingsError
 __all__ = ["Target"]
 
 _VERSION = re.compile(r"v\d{1,2}(?:\.\d+|[.-]?[a-z][\w.-]*)?")
+_HOST = re.compile(r"[A-Za-z0-9._-]+|[0-9A-Fa-f:.]+(?:%[A-Za-z0-9._-]+)?")
 _FIT = re.compile(r"[A-Za-z0-9/%:@!$&'()*+,;=~._-]*")
 _SAFE = "/%:@!$&'()*+,;=~._-"
 _PORTS = {"http": 80, "https": 443}
@@ -59,7 +60,7 @@ class Target:
         """The request target for a path below the API base, or below the root when `rooted`."""
         base = self.root_base if rooted else self.api_base
         if _FIT.fullmatch(path) is None:
-            path = quote(path, safe=_SAFE)
+            path = quote(path, safe=_SAFE, errors="replace")
         return base + b"/" + path.lstrip("/").encode()
 
     def url(self, path: str, *, rooted: bool = False) -> str:
@@ -91,8 +92,8 @@ def _address(parts: SplitResult) -> tuple[str, int]:
         host = host if ":" in host else host.encode("idna").decode()
     except ValueError as exc:
         raise SettingsError(f"the URL's host or port cannot be read: {exc}") from None
-    if not host or port == 0:
-        raise SettingsError("the URL names no host or port 0")
+    if _HOST.fullmatch(host) is None or port == 0:
+        raise SettingsError("the URL names no usable host, or port 0")
     return host, _PORTS[parts.scheme] if port is None else port
 
 

@@ -59,7 +59,7 @@ class Runs:
         except TimeoutError:
             process.kill()
             said, wrong = await process.communicate()
-        lines = [json.loads(line) for line in said.decode().splitlines()]
+        lines = [json.loads(line) for line in said.split(b"\n") if line]
         return {line["scenario"]: line["result"] for line in lines} | {"stderr": wrong.decode()[-2000:]}
 
 

@@ -66,12 +66,19 @@ CASES: dict[str, Script] = {
     "long-vllm": Script(status=400, body=compact(too_long("vllm", 10, 99)[1])),
     "long-sglang": Script(status=400, body=compact(too_long("sglang", 10, 99)[1])),
     "long-llamacpp": Script(status=400, body=compact(too_long("llamacpp", 10, 99)[1])),
-    "quota": Script(status=429, body={"error": {**_RATE, "code": "insufficient_quota"}}),
     "unimplemented": Script(status=501, message="not in this engine"),
+    "hops": Script(
+        headers=(("Connection", "X-Named"), ("X-Named", "1"), ("Keep-Alive", "timeout=9"), ("Set-Cookie", "a"))
+    ),
+    "flood": Script(flood=200 * 2**20),
     "ping-first": Script(prelude=(PING,), ttft=0.1),
 }
 NARROW = {"narrow": Script(ttft=1.0), "short": Script()}
-RELAYED = {"relayed": Script(gzip=True), "relayed-plain": Script()}
+RELAYED = {
+    "relayed": Script(gzip=True),
+    "relayed-plain": Script(),
+    "quota": Script(status=429, body={"error": {**_RATE, "code": "insufficient_quota"}}),
+}
 
 
 @dataclass
@@ -127,9 +134,10 @@ async def a_world(home: Path) -> AsyncIterator[World]:
 
 
 def _nodes() -> dict[str, FakeNode]:
-    a = FakeNode(name="a", models=[*CASES, "pair"], requires_key=NODE_KEY)
+    a = FakeNode(name="a", models=[*CASES, "pair", "pair-cut"], requires_key=NODE_KEY)
     a.scripts = {**CASES, "pair": Script(status=503, body=error_body("vllm", 503, "queue is full")[1])}
-    b = FakeNode(name="b", models=["tiny", "pair"], requires_key=NODE_KEY)
+    b = FakeNode(name="b", models=["tiny", "pair", "pair-cut"], requires_key=NODE_KEY)
+    a.scripts["pair-cut"] = b.scripts["pair-cut"] = Script(cut=2)
     narrow = FakeNode(name="narrow", models=list(NARROW), requires_key=NODE_KEY, context=64)
     narrow.scripts = dict(NARROW)
     relay = FakeNode(name="relay-service", dialect="openai", models=list(RELAYED), requires_key=RELAY_KEY)

@@ -191,6 +191,8 @@ class Play:
         await self.wire.send(b"0\r\n\r\n")
 
     async def _flood(self, answer: Answer) -> None:
+        if not self.script.flood:
+            return
         event = answer.token(1, last=False)
         piece = event.replace(answer.asked.word(1).encode(), b"x" * FLOOD_PIECE)
         while self.seen.pushed < self.script.flood:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from router.core.call import Workload
-from router.core.node import Facts, Load, ModelFacts, Node, Spec, State
+from router.core.node import FAULTS_TO_DOWN, Facts, Load, ModelFacts, Node, Sign, Spec, State
 from router.fleet.fleet import FACTS_EVERY, Fleet
 from router.fleet.probe import Probe
 from router.upstream.client import Client
@@ -83,6 +83,43 @@ async def test_what_comes_back_after_being_down_may_be_another_engine() -> None:
         await fleet.look(node)
         assert (node.state, node.facts.engine, node.budget.tokens) == (State.PROBATION, "llamacpp", 2048)
         assert fleet.serving("tiny") == []
+
+
+async def test_a_node_that_calls_took_down_is_recognised_again() -> None:
+    async with FakeNode(models=["tiny"]) as fake, fleet_of(spec(fake)) as fleet:
+        node = fleet.nodes[0]
+        await fleet.look(node)
+        for _ in range(FAULTS_TO_DOWN):
+            node.observe(Sign.FAULT, 0.0, "reset")
+        fake.dialect, fake.models = "sglang", ["other"]
+        await fleet.look(node)
+        assert (node.facts.engine, node.models()) == ("sglang", ["other"])
+
+
+async def test_an_engine_that_was_not_sure_is_looked_for_again() -> None:
+    slow = {b"/metrics"}
+
+    async def vllm(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:
+        path = head.split()[1]
+        if path in slow:
+            await reader.read()
+        pages = {
+            b"/v1/models": b'{"data":[{"id":"m","owned_by":"us"}]}',
+            b"/metrics": b"vllm:num_requests_running 1\n",
+            b"/health": b"",
+        }
+        status = b"200 OK" if path in pages else b"404 Not Found"
+        body = pages.get(path, b"")
+        writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s" % (status, len(body), body))
+        await writer.drain()
+
+    async with raw_server(vllm) as url, fleet_of(Spec(name="n", url=url, pools=BOTH), timeout_s=0.3) as fleet:
+        node = fleet.nodes[0]
+        await fleet.look(node)
+        assert node.facts.engine == "openai"
+        slow.clear()
+        await fleet.look(node)
+        assert (node.facts.engine, node.facts.streams_usage, node.load.running) == ("vllm", True, 1)
 
 
 async def test_a_capacity_that_is_not_told_this_time_is_kept() -> None:
@@ -263,7 +300,7 @@ async def test_a_busy_node_that_answers_calls_is_not_thrown_out() -> None:
         fake.probe_delay = 0.2
         for _ in range(8):
             clock.now += 2.0
-            node.good_at = clock.now - 1.0
+            node.heard(clock.now - 1.0)
             await fleet.look(node)
         assert node.state is State.STARTING
         assert "node" in fleet.trouble

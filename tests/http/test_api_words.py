@@ -237,6 +237,8 @@ def test_an_owner_is_found_by_its_caller_only_and_carries_its_tokens() -> None:
     assert (found.node, found.model, found.tokens) == ("a", "m", 120)
     assert owners.find(Caller(name="bob"), "resp_1") is None
     assert len(owners) == 1
+    owners.note(_call(method="DELETE"), _reply("resp_1"))
+    assert owners.find(ANN, "resp_1") is None
 
 
 def test_the_oldest_owner_is_forgotten_first() -> None:

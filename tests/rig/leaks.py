@@ -47,8 +47,8 @@ def leaks(app: App, nodes: Iterable[FakeNode], baseline: Baseline) -> list[str]:
     found += [f"pool {name}: {pool.open - pool.idle} busy" for name, pool in _pools(app) if pool.open != pool.idle]
     found += [f"{node.name}: {node.inflight} in flight" for node in nodes if node.inflight]
     found += [f"{node.name}: {node.faults}" for node in nodes if node.faults]
-    waiting = getattr(app.inside.dispatcher, "waiting", None)
-    found += [f"{waiting} waiting"] if waiting else []
+    found += [f"{len(app.inside.dispatcher.trips)} trips"] * bool(app.inside.dispatcher.trips)
+    found += [f"{app.waiting} waiting"] * bool(app.waiting)
     found += [f"task {task}" for task in baseline.new()]
     return found
 

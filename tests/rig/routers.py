@@ -66,12 +66,17 @@ class App:
         return list(self.inside.fleet.nodes)
 
     def node(self, name: str) -> Any:
-        return self.inside.fleet.by_name[name]
+        return next(node for node in self.nodes if node.name == name)
 
     @property
     def held(self) -> int:
         """Sequences held on all nodes."""
         return sum(node.budget.held().sequences for node in self.nodes)
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait for room."""
+        return len(self.inside.admission.waiters())
 
     async def metrics(self) -> dict[str, float]:
         """Every sample of /metrics: `name{labels}` to value."""
@@ -92,7 +97,7 @@ async def running_app(settings: Mapping[str, Any], *, ready: bool = True) -> Asy
     with tempfile.TemporaryDirectory() as home:
         path = Path(home) / "ebbtide.yaml"
         path.write_text(yaml.safe_dump(with_quick_bounds(settings)))
-        async with running(load(path)) as inside:
+        async with running(load(path, {})) as inside:
             app = App(inside, inside.port)
             if ready:
                 await eventually(lambda: all(str(node.state) == "ready" for node in app.nodes), within=5)

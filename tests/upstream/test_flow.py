@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from router.errors import Truncated
 from router.upstream.pool import Bounds
 from tests.upstream.wire import GET, Peer, joined, post, settled, until
 
@@ -37,6 +38,23 @@ def test_a_slow_reader_stops_the_node(run):
                     read += len(piece)
             assert read == 500 * 65536
             assert pool.idle == 1
+
+    run(scenario())
+
+
+def test_what_a_stopped_reader_holds_outlives_the_connection(run):
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\n\r\n", BIG)
+
+    async def scenario():
+        async with joined(script, Bounds(buffer_bytes=100_000)) as (pool, _), pool.exchange(GET) as answer:
+            (connection,) = pool._open
+            await until(lambda: connection._halted)
+            await pool.close()
+            assert len(await answer.read()) > 100_000
+            with pytest.raises(Truncated):
+                await answer.read()
 
     run(scenario())
 

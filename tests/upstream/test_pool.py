@@ -31,7 +31,11 @@ async def whole(pool: Pool, head: bytes = GET, body: bytes = b"") -> tuple[int, 
         ((b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 103 Early Hints\r\nLink: x\r\n\r\n", OK), b"ok", True),
         ((OK + b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nextra",), b"ok", False),
         ((OK + b"junk",), b"ok", False),
-        ((b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\nContent-Length: 3\r\n\r\n\x1f\x8b\x08",), b"\x1f\x8b\x08", True),
+        (
+            (b"HTTP/1.1 200 OK\r\ncontent-encoding: gzip\r\nContent-Length: 3\r\n\r\n\x1f\x8b\x08",),
+            b"\x1f\x8b\x08",
+            True,
+        ),
     ],
 )
 def test_bodies_by_framing(run, pieces, body, kept):
@@ -204,6 +208,26 @@ def test_all_is_bounded_by_declaration_and_by_count(run):
                     with pytest.raises(BadAnswer, match="over 1 bytes"):
                         await answer.all(1)
                 assert await whole(pool) == (200, b"ok")
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("tail", [b"0\r\n\r\n", b""])
+def test_draining_keeps_a_connection_that_ends_in_time(run, tail):
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(CHUNKED, b"1\r\na\r\n")
+        await asyncio.sleep(0.02)
+        await peer.send(tail)
+        await peer.gone()
+
+    async def scenario():
+        async with joined(script) as (pool, _):
+            async with pool.exchange(GET) as answer:
+                assert await answer.read() == b"a"
+                await answer.drain(0.2)
+            await settled()
+            assert pool.open == pool.idle == bool(tail)
 
     run(scenario())
 

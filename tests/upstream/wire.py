@@ -39,6 +39,8 @@ class Peer:
 
     async def send(self, *pieces: bytes) -> None:
         for piece in pieces:
+            if self.writer.transport.is_closing():  # uvloop raises RuntimeError on a closed transport
+                raise ConnectionResetError
             self.writer.write(piece)
             await self.writer.drain()
 
@@ -134,7 +136,7 @@ async def settled(turns: int = 10) -> None:
 async def until(true: Callable[[], bool], seconds: float = 5.0) -> None:
     """Wait for something that another end of a socket brings about."""
     async with asyncio.timeout(seconds):
-        while not true():
+        while not true():  # noqa: ASYNC110 - what is waited for happens at the far end of a socket
             await asyncio.sleep(0.002)
 
 

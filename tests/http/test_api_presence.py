@@ -1,0 +1,268 @@
+"""Clients that leave, stall or wait long: what becomes of their calls, over real sockets through the whole router."""
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from router.api.presence import Presence
+from router.api.terms import Terms
+from router.errors import ClientLeft, RequestTimeout
+from tests.conftest import Rig
+from tests.fakes import Script
+from tests.rig import App, Connection, ask, chat, converse, eventually, request, stream
+
+COMMENT = b": keep-alive"
+
+
+async def ended(app: App, outcome: str) -> float:
+    """Calls that ended so."""
+    metrics = await app.metrics()
+    return sum(
+        value for name, value in metrics.items() if name.startswith("ebbtide_calls_total") and f'"{outcome}"' in name
+    )
+
+
+@pytest.mark.parametrize("body", [chat(), stream()], ids=["whole", "stream"])
+async def test_who_leaves_before_the_head_frees_the_node_at_once(rig: Rig, body: dict[str, Any]) -> None:
+    node = await rig.node(script=Script(nohead=2.5))
+    app = await rig.router()
+    line = await Connection.open(app.port)
+    await line.send(request("/v1/chat/completions", body))
+    await eventually(lambda: node.inflight == 1)
+    left = monotonic()
+    line.reset()
+    await eventually(lambda: node.inflight == 0 and app.held == 0, within=1)
+    assert monotonic() - left < 0.5
+    assert len(node.aborted) == 1
+    assert str(app.node("n1").state) == "ready"
+
+
+async def test_who_leaves_in_the_stream_frees_the_node_at_once(rig: Rig) -> None:
+    node = await rig.node(script=Script(gap=0.02, n=500))
+    app = await rig.router()
+    for _ in range(5):
+        line = await Connection.open(app.port)
+        await line.send(request("/v1/chat/completions", stream()))
+        await line.read_until(b"tok3")
+        line.reset()
+        await eventually(lambda: node.inflight == 0 and app.held == 0, within=0.5)
+    assert len(node.aborted) == 5
+    assert await ended(app, "client_left") == 5
+
+
+async def test_who_leaves_the_queue_is_never_sent(rig: Rig) -> None:
+    node = await rig.node(script=Script(ttft=0.6))
+    app = await rig.router({"name": "n1", "url": node.url, "engine": "vllm", "max_sequences": 1})
+    first = asyncio.create_task(ask(app.port, chat()))
+    await eventually(lambda: node.inflight == 1)
+    gone = await Connection.open(app.port)
+    await gone.send(request("/v1/chat/completions", chat("never")))
+    await asyncio.sleep(0.15)
+    gone.close()
+    assert (await first).status == 200
+    assert (await ask(app.port, chat())).status == 200
+    assert node.accepted == 2
+
+
+async def test_who_leaves_while_sending_costs_nothing(rig: Rig) -> None:
+    node = await rig.node()
+    app = await rig.router()
+    raw = request("/v1/chat/completions", chat("x" * 10_000))
+    line = await Connection.open(app.port)
+    await line.send(raw[:5000])
+    await asyncio.sleep(0.1)
+    line.reset()
+    assert (await ask(app.port, chat())).status == 200
+    assert node.accepted == 1
+
+
+async def test_a_slow_body_does_not_blind_the_watch(rig: Rig) -> None:
+    node = await rig.node(script=Script(nohead=2.5))
+    app = await rig.router()
+    raw = request("/v1/chat/completions", chat("x" * 1000))
+    line = await Connection.open(app.port)
+    await line.send(raw[:-10])
+    await asyncio.sleep(0.2)
+    await line.send(raw[-10:])
+    await eventually(lambda: node.inflight == 1)
+    line.reset()
+    await eventually(lambda: node.inflight == 0, within=0.5)
+
+
+async def test_who_stops_reading_is_let_go(rig: Rig) -> None:
+    node = await rig.node(script=Script(n=3, flood=50 * 2**20))
+    app = await rig.router(server={"write_stall_s": 0.4})
+    async with await Connection.open(app.port, receive_buffer=4096) as line:
+        await line.send(request("/v1/chat/completions", stream()))
+        await line.read_until(b"tok1")
+        stalled = monotonic()
+        await eventually(lambda: node.inflight == 0, within=5)
+        assert 0.35 < monotonic() - stalled < 1.5
+        assert app.held == 0
+        assert await line.ended()
+    assert await ended(app, "client_stalled") == 1
+
+
+async def test_a_slow_reader_that_reads_is_not_let_go(rig: Rig) -> None:
+    await rig.node(script=Script(n=2, flood=2**20))
+    app = await rig.router(server={"write_stall_s": 0.4})
+    async with await Connection.open(app.port, receive_buffer=4096) as line:
+        await line.send(request("/v1/chat/completions", stream()))
+        size, began = 0, monotonic()
+        while monotonic() - began < 1.5:
+            size += len(await line.read(16384))
+            await asyncio.sleep(0.02)
+        assert (await line.read_until(b"[DONE]\n\n")) is not None
+        assert size > 2**16
+
+
+async def test_an_answer_that_does_not_come_is_refused_before_clients_give_up(rig: Rig) -> None:
+    node = await rig.node(script=Script(nohead=2.5))
+    app = await rig.router(server={"head_s": 0.5})
+    reply = await ask(app.port, chat())
+    assert (reply.status, reply.error["code"]) == (504, "upstream_timeout")
+    assert reply.header("x-should-retry") == "false"
+    await eventually(lambda: node.inflight == 0 and app.held == 0)
+    assert await ended(app, "timed_out") == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/responses", "/v1/messages", "/v1/completions"])
+async def test_a_stream_that_waits_hears_comments(rig: Rig, path: str) -> None:
+    await rig.node(script=Script(nohead=0.7, n=3))
+    app = await rig.router(server={"heartbeat_s": 0.2})
+    body = {
+        "model": "tiny",
+        "stream": True,
+        "max_tokens": 3,
+        "prompt": "x",
+        "input": "x",
+        "messages": stream()["messages"],
+    }
+    reply = await ask(app.port, body, path)
+    assert (reply.status, reply.clean) == (200, True)
+    assert len(reply.values("x-request-id")) == 1
+    events = reply.events
+    assert 2 <= sum(event.raw == COMMENT for event in events) <= 4
+    assert events[0].raw == COMMENT
+    assert b"tok2" in b"".join(event.raw for event in events)
+    first_word = next(number for number, event in enumerate(events) if event.raw != COMMENT)
+    assert all(event.raw != COMMENT for event in events[first_word:])
+
+
+@pytest.mark.parametrize(
+    ("path", "last"), [("/v1/chat/completions", b"data: [DONE]"), ("/v1/responses", None), ("/v1/messages", None)]
+)
+async def test_a_failure_after_a_heartbeat_is_an_event(rig: Rig, path: str, last: bytes | None) -> None:
+    await rig.node(script=Script(status=400, ttft=0.4, message="no such field"))
+    app = await rig.router(server={"heartbeat_s": 0.2})
+    body = {"model": "tiny", "stream": True, "max_tokens": 3, "input": "x", "messages": stream()["messages"]}
+    reply = await ask(app.port, body, path)
+    assert (reply.status, reply.clean) == (200, True)
+    told = [event for event in reply.events if event.raw != COMMENT]
+    assert b"no such field" in told[0].raw
+    error = json.loads(told[0].data)
+    if path == "/v1/chat/completions":
+        assert error["error"]["message"] == "no such field"
+    else:
+        assert error["type"] == "error"
+        assert told[0].lines[0] == b"event: error"
+    assert last is None or told[-1].raw == last
+
+
+async def test_a_call_refused_after_a_heartbeat_says_so_in_the_stream(rig: Rig) -> None:
+    node = await rig.node(script=Script(nohead=2.5))
+    settings: dict[str, Any] = {"server": {"heartbeat_s": 0.1}, "pools": {"interactive": {"patience_s": 0.4}}}
+    app = await rig.router({"name": "n1", "url": node.url, "engine": "vllm", "max_sequences": 1}, **settings)
+    holder = await Connection.open(app.port)
+    await holder.send(request("/v1/chat/completions", chat()))
+    await eventually(lambda: node.inflight == 1)
+    reply = await ask(app.port, stream())
+    holder.reset()
+    assert reply.status == 200
+    assert json.loads(reply.data[-2])["error"]["code"] == "server_is_overloaded"
+    assert reply.data[-1] == b"[DONE]"
+
+
+async def test_a_whole_answer_hears_no_comments(rig: Rig) -> None:
+    await rig.node(script=Script(nohead=0.5))
+    app = await rig.router(server={"heartbeat_s": 0.1})
+    reply = await ask(app.port, chat())
+    assert reply.status == 200
+    assert reply.header("content-type") == "application/json"
+
+
+async def test_two_requests_written_at_once_are_both_answered(rig: Rig) -> None:
+    await rig.node(script=Script(ttft=0.1))
+    app = await rig.router()
+    raw = request("/v1/chat/completions", chat())
+    async with await Connection.open(app.port) as line:
+        await line.send(raw + raw)
+        assert (await line.reply()).status == 200
+    assert (await converse(app.port, raw)).status == 200
+
+
+Message = dict[str, Any]
+
+
+def heard(*messages: Message) -> Callable[[], Awaitable[Message]]:
+    """A `receive` that brings these messages and then nothing."""
+    left = list(messages)
+
+    async def receive() -> Message:
+        if not left:
+            await asyncio.Event().wait()
+        return left.pop(0)
+
+    return receive
+
+
+async def serve(receive: Callable[[], Awaitable[Message]], terms: Terms) -> None:
+    """Reads a body and waits for ever."""
+    with Presence({"type": "http"}, receive, terms) as presence:
+        await presence.body(10)
+        await asyncio.Event().wait()
+
+
+WHOLE = {"type": "http.request", "body": b"x", "more_body": False}
+
+
+async def test_a_cancellation_from_outside_passes_through() -> None:
+    task = asyncio.create_task(serve(heard(WHOLE), Terms()))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert task.cancelled()
+
+
+async def test_a_client_that_left_is_an_error_of_its_own_and_leaves_the_task_clean() -> None:
+    with pytest.raises(ClientLeft):
+        await serve(heard(WHOLE, {"type": "http.disconnect"}), Terms())
+    task = asyncio.current_task()
+    assert task is not None
+    assert task.cancelling() == 0
+
+
+@pytest.mark.parametrize("messages", [[], [{"type": "http.request", "body": b"x", "more_body": True}]])
+async def test_a_body_that_does_not_come_is_not_waited_for(messages: list[Message]) -> None:
+    began = monotonic()
+    with pytest.raises(RequestTimeout):
+        await serve(heard(*messages), Terms(body_s=0.2))
+    assert 0.2 <= monotonic() - began < 1
+
+
+async def test_a_long_body_that_breaks_off_never_looks_whole(rig: Rig) -> None:
+    node = await rig.node(script=Script(answer=b"x" * (9 * 2**20), content_type="audio/mpeg"))
+    app = await rig.router()
+    body = {"model": "tiny", "input": "hi", "voice": "a"}
+    reply = await ask(app.port, body, "/v1/audio/speech")
+    assert (reply.status, reply.clean) == (200, True)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: audio/mpeg\r\nContent-Length: 9000000\r\n\r\n"
+    node.script = Script(raw=(head + b"x" * 100_000, b"x" * 100_000))
+    reply = await ask(app.port, body, "/v1/audio/speech")
+    assert (reply.status, reply.clean) == (200, False)
+    assert len(reply.body) < 9_000_000
