@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import msgspec
 import uvicorn
@@ -30,8 +29,9 @@ from router.core.estimate import Estimates
 from router.core.node import Node, Spec, State
 from router.dispatch import request
 from router.dispatch.admission import Admission, Limits
-from router.dispatch.dispatcher import Dispatcher, Patience, Way
+from router.dispatch.dispatcher import Dispatcher, Patience
 from router.dispatch.ledger import Ledger
+from router.dispatch.leg import Way
 from router.dispatch.trip import RELAY
 from router.errors import SettingsError
 from router.fleet.fleet import Fleet
@@ -292,6 +292,7 @@ def _uvicorn(app: App) -> uvicorn.Config:
         access_log=False,
         log_config=None,
         server_header=False,
+        proxy_headers=False,
         timeout_keep_alive=int(server.keepalive_s),
     )
 
@@ -334,8 +335,8 @@ def _patience(settings: Settings) -> Patience:
 
 
 def _ways(settings: Settings, targets: Mapping[str, Target]) -> dict[str, Way]:
-    way = partial(_way, _bounds(settings))
-    return {name: way(name, target) for name, target in targets.items()}
+    bounds = _bounds(settings)
+    return {entry.name: _way(bounds, entry.name, targets[entry.name], entry.models) for entry in settings.nodes}
 
 
 def _relay(settings: Settings) -> Way | None:
@@ -345,8 +346,8 @@ def _relay(settings: Settings) -> Way | None:
     return _way(_bounds(settings), RELAY, _target(relay.url, relay.api_key), relay.models)
 
 
-def _way(bounds: Bounds, name: str, target: Target, models: Mapping[str, str] | None = None) -> Way:
-    return Way(name=name, target=target, pool=Pool(target, bounds), fixed=request.prefix(target), models=models or {})
+def _way(bounds: Bounds, name: str, target: Target, models: Mapping[str, str]) -> Way:
+    return Way(name=name, target=target, pool=Pool(target, bounds), fixed=request.prefix(target), models=models)
 
 
 def _bounds(settings: Settings) -> Bounds:

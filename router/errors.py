@@ -6,18 +6,21 @@
     |   +-- BadRequest 400            +-- ContextTooLong 400
     |   +-- Unauthorized 401          +-- Forbidden 403
     |   +-- NotFound 404              +-- ModelNotFound 404      +-- UnknownUrl 404
-    |   +-- MethodNotAllowed 405      +-- RequestTimeout 408     +-- TooLarge 413
-    |   +-- UnsupportedContentType 415
+    |   +-- MethodNotAllowed 405      +-- RequestTimeout 408     +-- Conflict 409
+    |   +-- TooLarge 413              +-- UnsupportedContentType 415
     |   +-- RateLimited 429           +-- Overloaded 503
     |   +-- UpstreamUnavailable 502   +-- UpstreamTimeout 504    +-- UnsupportedEndpoint 501
     |   +-- RelayMisconfigured 503    +-- UpstreamError (the node's own status)
-    |   +-- Internal 500
+    |   +-- Internal 500              +-- InsufficientStorage 507
     +-- ClientLeft                    nobody is there to be told anything
     +-- NodeFailed                    one leg of a call failed; another may be tried
     |   +-- ConnectFailed             +-- FirstByteTimeout       +-- IdleTimeout
     |   +-- Truncated                 +-- BadAnswer              +-- BadStatus
     |   +-- ErrorInStream             +-- NodeRefused
     +-- ProbeFailed                   one look at a node failed
+    +-- StoreError                    the database did not do what was asked; nothing was half written
+        +-- StoreLost                 no connection, or locked too long; ask again
+        +-- StoreFull                 no space
 
 An `Answer` is what crosses the HTTP edge; `NodeFailed` never does.
 Status, type and code of each follow OpenAI's error guide and the retry rules of its SDKs (408, 409, 429 and 5xx are
@@ -122,6 +125,12 @@ class RequestTimeout(Answer):
     code = "request_timeout"
 
 
+class Conflict(Answer):
+    """The thing is in a state that does not allow it."""
+
+    status = HTTPStatus.CONFLICT
+
+
 class TooLarge(Answer):
     """The body is over its limit."""
 
@@ -201,6 +210,14 @@ class Internal(Answer):
     code = "internal_error"
 
 
+class InsufficientStorage(Answer):
+    """No space to keep what the caller sends."""
+
+    status = HTTPStatus.INSUFFICIENT_STORAGE
+    type = "server_error"
+    code = "insufficient_storage"
+
+
 class ClientLeft(EbbtideError):
     """The caller closed its connection; logged as 499 and counted against nobody."""
 
@@ -260,3 +277,15 @@ class ProbeFailed(EbbtideError):
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class StoreError(EbbtideError):
+    """The database did not do what was asked. Nothing was half written."""
+
+
+class StoreLost(StoreError):
+    """The database cannot be reached, or was locked too long. Asking again is safe."""
+
+
+class StoreFull(StoreError):
+    """The database has no space left."""

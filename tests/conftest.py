@@ -55,12 +55,24 @@ async def node() -> AsyncIterator[FakeNode]:
         yield fake
 
 
+_failed = pytest.StashKey[bool]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Any:
+    report = yield
+    item.stash[_failed] = item.stash.get(_failed, False) or report.failed
+    return report
+
+
 @pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    """A bench for one test; the leak check runs at its end."""
+async def rig(request: pytest.FixtureRequest) -> AsyncIterator[Rig]:
+    """A bench for one test; the leak check runs at its end, unless the test failed."""
     before = Baseline()
     async with AsyncExitStack() as stack:
         bench = Rig(stack)
         yield bench
-        await bench.settle()
-    assert not before.new()
+        if not request.node.stash.get(_failed, False):
+            await bench.settle()
+    if not request.node.stash.get(_failed, False):
+        assert not before.new()

@@ -53,7 +53,16 @@ def test_names_are_nouns_of_the_trade(path):
 def test_what_is_public_says_what_it_is(path):
     module = ast.parse(path.read_text())
     assert ast.get_docstring(module), "a module opens with its rules"
-    assert [name for name, node in public(module) if not ast.get_docstring(node)] == []
+    known = told_before(module)
+    assert [
+        name for name, node in public(module) if not ast.get_docstring(node) and name.split(".")[-1] not in known
+    ] == []
+
+
+def told_before(module: ast.Module) -> set[str]:
+    """Methods that a class of the module documents: those of the same name in its siblings play the same part."""
+    inner = [child for owner in module.body if isinstance(owner, ast.ClassDef) for child in owner.body]
+    return {child.name for child in inner if isinstance(child, Function) and ast.get_docstring(child)}
 
 
 def public(node: ast.Module | ast.ClassDef, prefix: str = "") -> Iterator[tuple[str, Function | ast.ClassDef]]:

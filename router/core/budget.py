@@ -52,7 +52,7 @@ class Budget:
     that batch leaves to interactive calls; of a capacity of one sequence nothing can be kept.
     """
 
-    __slots__ = ("_held", "_permits", "foreign", "reserve", "sequences", "tokens")
+    __slots__ = ("_all", "_held", "_permits", "foreign", "reserve", "sequences", "tokens")
 
     def __init__(self, tokens: int | None = None, sequences: int | None = None, reserve: float = 0.0) -> None:
         self.tokens = tokens
@@ -61,14 +61,14 @@ class Budget:
         self.foreign = Room(0, 0)
         self._permits: set[Permit] = set()
         self._held = {workload: [0, 0] for workload in Workload}
+        self._all = [0, 0]
 
     def __iter__(self) -> Iterator[Permit]:
         return iter(self._permits)
 
     def held(self, workload: Workload | None = None) -> Room:
         """Room held by permits, of one workload or of all."""
-        rows = self._held.values() if workload is None else (self._held[workload],)
-        return Room(sum(row[0] for row in rows), sum(row[1] for row in rows))
+        return Room(*(self._all if workload is None else self._held[workload]))
 
     def clamp(self, room: Room) -> Room:
         """The room a call takes at most: a node never gives one call more than it has."""
@@ -79,13 +79,11 @@ class Budget:
     def fits(self, room: Room, workload: Workload) -> bool:
         """Whether a call of that room may start now."""
         room = self.clamp(room)
-        held = self.held()
-        batch = workload is Workload.BATCH
-        mine = self._held[Workload.BATCH]
-        return _fits(
-            room.tokens, held.tokens, self.foreign.tokens, mine[0], self.tokens, self.reserve * batch
-        ) and _fits(
-            room.sequences, held.sequences, self.foreign.sequences, mine[1], self.sequences, self.reserve * batch
+        tokens, sequences = self._all
+        foreign, batch = self.foreign, self._held[Workload.BATCH]
+        reserve = self.reserve if workload is Workload.BATCH else 0.0
+        return _fits(room.tokens, tokens + foreign.tokens, batch[0], self.tokens, reserve) and _fits(
+            room.sequences, sequences + foreign.sequences, batch[1], self.sequences, reserve
         )
 
     def hold(self, room: Room, workload: Workload) -> Permit:
@@ -103,21 +101,14 @@ class Budget:
 
     def used(self) -> float:
         """The fullest of the known capacities, 0 when empty; above 1 when foreign calls crowd the node."""
-        held = self.held()
-        shares = [
-            (mine + foreign) / capacity
-            for mine, foreign, capacity in (
-                (held.tokens, self.foreign.tokens, self.tokens),
-                (held.sequences, self.foreign.sequences, self.sequences),
-            )
-            if capacity
-        ]
-        return max(shares, default=0.0)
+        tokens, sequences = self._all
+        share = (tokens + self.foreign.tokens) / self.tokens if self.tokens else 0.0
+        return max(share, (sequences + self.foreign.sequences) / self.sequences) if self.sequences else share
 
     def _count(self, permit: Permit, sign: int) -> None:
-        row = self._held[permit.workload]
-        row[0] += sign * permit.room.tokens
-        row[1] += sign * permit.room.sequences
+        for row in (self._held[permit.workload], self._all):
+            row[0] += sign * permit.room.tokens
+            row[1] += sign * permit.room.sequences
 
 
 def kept_back(capacity: int, reserve: float) -> int:
@@ -125,10 +116,10 @@ def kept_back(capacity: int, reserve: float) -> int:
     return min(capacity - 1, -int(-capacity * reserve // 1)) if reserve else 0
 
 
-def _fits(need: int, held: int, foreign: int, batch: int, capacity: int | None, reserve: float) -> bool:
+def _fits(need: int, taken: int, batch: int, capacity: int | None, reserve: float) -> bool:
     if capacity is None:
         return True
-    if held + foreign + need > capacity:
+    if taken + need > capacity:
         return False
     if not reserve:
         return True

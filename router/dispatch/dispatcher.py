@@ -17,12 +17,13 @@ from contextlib import asynccontextmanager
 
 import msgspec
 
-from router.core.call import Call, Outcome
-from router.core.node import Node, Sign
+from router.core.call import Call
+from router.core.node import Sign
 from router.core.placement import RelayCause
-from router.dispatch import normalise, request
+from router.dispatch import normalise
 from router.dispatch.admission import Admission, Grant, RelayGrant
 from router.dispatch.ledger import Ledger
+from router.dispatch.leg import Leg, Way
 from router.dispatch.reply import Reply
 from router.dispatch.trip import RELAY, Trip
 from router.errors import (
@@ -38,22 +39,6 @@ from router.errors import (
     UpstreamTimeout,
     UpstreamUnavailable,
 )
-from router.upstream.pool import Answer as Upstream
-from router.upstream.pool import Pool
-from router.upstream.target import Target
-
-ERROR_BODY_BYTES = 65536
-
-
-class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach one target: a node or the relay. `models` maps public names to the target's own."""
-
-    name: str
-    target: Target
-    pool: Pool
-    fixed: bytes
-    models: Mapping[str, str] = {}
-    asks_usage: bool = False
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,59 +117,13 @@ class Dispatcher:
             self.trips.discard(trip)
             self._ledger.close(trip)
 
-    @asynccontextmanager
-    async def _leg(self, trip: Trip, grant: Grant | RelayGrant) -> AsyncIterator[Reply]:
-        if isinstance(grant, RelayGrant):
-            self._ledger.relayed(grant.cause)
-            async with self._ask(trip, self._way_to_relay(), None) as reply:
-                yield reply
-            return
-        try:
-            with grant.permit:
-                async with self._ask(trip, self._ways[grant.node.name], grant.node) as reply:
-                    yield reply
-        finally:
-            self.admission.changed()
-
-    @asynccontextmanager
-    async def _ask(self, trip: Trip, way: Way, node: Node | None) -> AsyncIterator[Reply]:
-        """Send one leg and hold its answer until it may be shown."""
-        call = trip.call
-        own_name = way.models.get(call.model, call.model) if node is None else node.own_name(call.model)
-        asks_usage = call.ask_usage and (node is None or node.facts.streams_usage)
-        trip.leave(way.name, node, asks_usage=asks_usage)
-        body = request.body(call, own_name, asks_usage=asks_usage)
-        head = request.head(call, way.target, way.fixed, len(body))
+    def _leg(self, trip: Trip, grant: Grant | RelayGrant) -> Leg:
         patience = self._patience
-        first_byte_s = patience.first_byte_s + patience.first_byte_per_prompt_token_s * call.prompt_tokens
-        async with way.pool.exchange(head, body, first_byte_s=first_byte_s) as upstream:
-            rename = None if own_name == call.model else (own_name.encode(), call.model.encode())
-            yield await self._read(upstream, trip, rename)
-
-    async def _read(self, upstream: Upstream, trip: Trip, rename: tuple[bytes, bytes] | None) -> Reply:
-        status = upstream.status
-        if status < 400:
-            try:
-                return await Reply.hold(upstream, trip, rename)
-            except ErrorInStream as error:
-                if error.status >= 500:
-                    raise
-                return self._complaint(error.status, upstream, error.body, trip)
-        raw = await upstream.all(ERROR_BODY_BYTES)
-        if trip.node is not None:
-            if status in (429, 503):
-                raise NodeRefused(f"The node answered {status}.")
-            if status in (401, 403) or (status >= 500 and status != 501):
-                raise BadStatus(f"The node answered {status}.", status, raw)
-        elif status in (401, 403):
-            raise RelayMisconfigured("The relay refuses the key it was given.", retry=False)
-        return self._complaint(status, upstream, raw, trip)
-
-    def _complaint(self, status: int, upstream: Upstream, raw: bytes, trip: Trip) -> Reply:
-        trip.sign(Sign.NEITHER, "the caller's own error")
-        trip.outcome = Outcome.CALLER_ERROR if status < 500 else Outcome.FAILED
-        shaped = normalise.complaint(status, raw, trip.call.endpoint.prompt_field).encode()
-        return Reply.error(status, upstream.headers, shaped, trip)
+        first_byte_s = patience.first_byte_s + patience.first_byte_per_prompt_token_s * trip.call.prompt_tokens
+        if isinstance(grant, Grant):
+            return Leg(trip, self._ways[grant.node.name], grant, first_byte_s, self.admission.changed)
+        self._ledger.relayed(grant.cause)
+        return Leg(trip, self._way_to_relay(), None, first_byte_s, self.admission.changed)
 
     async def _first_grant(self, trip: Trip) -> Grant | RelayGrant:
         if trip.call.bound_to == RELAY:

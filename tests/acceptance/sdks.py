@@ -34,6 +34,12 @@ class Sdk:
         return (Path(cache) if cache else ROOT / ".cache" / "sdks") / self.name
 
     @property
+    def title(self) -> str:
+        """As a reader knows it."""
+        runtime = "Node" if self.runtime == "node" else "Python"
+        return f"{runtime} {self.package} {self.version}"
+
+    @property
     def command(self) -> list[str]:
         """What runs the client's script."""
         if self.runtime == "python":

@@ -10,7 +10,7 @@ from time import monotonic
 import pytest
 
 from tests.fakes import FakeNode, Script
-from tests.rig import Connection, ask, chat, entry, request, running_process, stream
+from tests.rig import Connection, ask, chat, entry, eventually, request, running_process, stream
 
 
 async def test_big_prompts_stall_neither_probes_nor_streams(rig):
@@ -42,7 +42,7 @@ async def test_text_of_special_tokens_is_text(rig):
 
 async def test_without_a_network_it_starts_and_serves(tmp_path):
     async with FakeNode(name="n1") as node, FakeNode(name="outside") as outside:
-        env = {name: outside.url for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY")}
+        env = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), outside.url)
         env |= {"NO_PROXY": "127.0.0.1", "TIKTOKEN_CACHE_DIR": str(tmp_path / "empty")}
         began = monotonic()
         async with running_process({"nodes": [entry(node)]}, tmp_path, env=os.environ | env) as router:
@@ -66,8 +66,7 @@ async def test_media_is_not_text(rig):
     body = json.dumps(chat(parts)).encode()
     node.script = Script(ttft=0.3)
     call = asyncio.create_task(ask(app.port, body))
-    while not node.accepted:
-        await asyncio.sleep(0.01)
+    await eventually(lambda: node.accepted)
     held = app.node("n1").budget.held().tokens
     reply = await call
     assert (reply.status, reply.header("x-ebbtide-workload")) == (200, "interactive")
@@ -110,8 +109,7 @@ async def test_token_ids_count_as_what_they_are(rig, prompt, tokens):
     node = await rig.node(script=Script(ttft=0.2))
     app = await rig.router()
     call = asyncio.create_task(ask(app.port, {"model": "tiny", "prompt": prompt, "max_tokens": 1}, "/v1/completions"))
-    while not node.accepted:
-        await asyncio.sleep(0.005)
+    await eventually(lambda: node.accepted)
     held = app.node("n1").budget.held().tokens
     assert (await call).status == 200
     assert held >= tokens

@@ -1,0 +1,119 @@
+"""One attempt of a call on one target, held for a block.
+
+Entering takes what the attempt needs and reads its answer as far as it must be held; leaving closes the exchange, gives
+the room back and lets those who wait ask again, in this order, so that room is never given to two.
+
+What the target says is sorted here: an answer to show, the caller's own error (shown too), or a failure of the node.
+"""
+
+from collections.abc import Callable, Mapping
+from types import TracebackType
+
+import msgspec
+
+from router.core.call import Outcome
+from router.core.node import Sign
+from router.dispatch import normalise, request
+from router.dispatch.admission import Grant
+from router.dispatch.reply import Reply
+from router.dispatch.trip import Trip
+from router.errors import BadStatus, ErrorInStream, NodeRefused, RelayMisconfigured
+from router.upstream.pool import Answer as Upstream
+from router.upstream.pool import Exchange, Pool
+from router.upstream.target import Target
+
+ERROR_BODY_BYTES = 65536
+"""So much of an error's body is read; what follows says nothing new."""
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """How to reach one target: a node or the relay. `models` maps public names to the target's own."""
+
+    name: str
+    target: Target
+    pool: Pool
+    fixed: bytes
+    models: Mapping[str, str] = {}
+
+
+class Leg:
+    """Use as `async with` for the Reply. `grant` is None for the relay. Entering raises NodeFailed or an Answer."""
+
+    __slots__ = ("_exchange", "_first_byte_s", "_freed", "_grant", "_trip", "_way")
+
+    def __init__(
+        self, trip: Trip, way: Way, grant: Grant | None, first_byte_s: float, freed: Callable[[], None]
+    ) -> None:
+        self._trip = trip
+        self._way = way
+        self._grant = grant
+        self._first_byte_s = first_byte_s
+        self._freed = freed
+        self._exchange: Exchange | None = None
+
+    async def __aenter__(self) -> Reply:
+        try:
+            return await self._ask()
+        except BaseException:
+            await self.__aexit__(None, None, None)
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        exchange, self._exchange = self._exchange, None
+        try:
+            if exchange is not None:
+                await exchange.__aexit__(kind, error, None)
+        finally:
+            if self._grant is not None:
+                self._grant.permit.__exit__(kind, error, None)
+                self._freed()
+
+    async def _ask(self) -> Reply:
+        """Send the request and read as much of the answer as must be held."""
+        trip, way, grant = self._trip, self._way, self._grant
+        call, node = trip.call, None if grant is None else grant.node
+        own_name = way.models.get(call.model, call.model)
+        trip.leave(way.name, node, asks_usage=call.ask_usage and (node is None or node.facts.streams_usage))
+        body = request.body(call, own_name, asks_usage=trip.asks_usage)
+        head = request.head(call, way.target, way.fixed, len(body))
+        exchange = way.pool.exchange(head, body, first_byte_s=self._first_byte_s)
+        upstream = await exchange.__aenter__()
+        self._exchange = exchange
+        if upstream.status >= 400:
+            return await self._refused(upstream)
+        try:
+            renamed = None if own_name == call.model else (own_name.encode(), call.model.encode())
+            return await Reply.hold(upstream, trip, renamed)
+        except ErrorInStream as error:
+            if error.status >= 500:
+                raise
+            return self._complaint(error.status, upstream, error.body)
+
+    async def _refused(self, upstream: Upstream) -> Reply:
+        status, raw = upstream.status, await _some(upstream)
+        if self._grant is None:
+            if status in (401, 403):
+                raise RelayMisconfigured("The relay refuses the key it was given.", retry=False)
+        elif status in (429, 503):
+            raise NodeRefused(f"The node answered {status}.")
+        elif status in (401, 403) or (status >= 500 and status != 501):
+            raise BadStatus(f"The node answered {status}.", status, raw)
+        return self._complaint(status, upstream, raw)
+
+    def _complaint(self, status: int, upstream: Upstream, raw: bytes) -> Reply:
+        trip = self._trip
+        trip.sign(Sign.NEITHER, "the caller's own error")
+        trip.outcome = Outcome.CALLER_ERROR if status < 500 else Outcome.FAILED
+        shaped = normalise.complaint(status, raw, trip.call.endpoint.prompt_field).encode()
+        return Reply.error(status, upstream.headers, shaped, trip)
+
+
+async def _some(upstream: Upstream) -> bytes:
+    """The beginning of a body."""
+    parts, size = [], 0
+    while size < ERROR_BODY_BYTES and (data := await upstream.read()):
+        parts.append(data)
+        size += len(data)
+    return b"".join(parts)
