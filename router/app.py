@@ -347,7 +347,7 @@ def _relay(settings: Settings) -> Way | None:
 
 
 def _way(bounds: Bounds, name: str, target: Target, models: Mapping[str, str]) -> Way:
-    return Way(name=name, target=target, pool=Pool(target, bounds), fixed=request.prefix(target), models=models)
+    return Way(name=name, target=target, pool=Pool(target, bounds), starts=request.starts(target), models=models)
 
 
 def _bounds(settings: Settings) -> Bounds:

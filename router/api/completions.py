@@ -10,7 +10,7 @@ Rules:
 import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
-from os import urandom
+from random import getrandbits
 
 import msgspec
 import structlog
@@ -70,7 +70,7 @@ class Completions:
     async def serve(self, protocol: Protocol, ask: Asking, asgi: tuple[Scope, Receive, Send]) -> None:
         """Make a call with `ask` and send its answer, or the reason why there is none."""
         scope, receive, send = asgi
-        request_id = "req_" + urandom(16).hex()
+        request_id = f"req_{getrandbits(128):032x}"
         presence = Presence(scope, receive, self._house.terms)
         answering = Answering(send, presence, protocol, request_id.encode(), self._house.metrics.streams)
         try:

@@ -18,6 +18,51 @@ HEAD_S = 10.0
 """Longest time from the first byte of a request to the end of its head."""
 
 
+class Corked:
+    """A transport that holds the head of an answer until the first bytes of its body follow.
+
+    Both then leave in one write, and so in one packet. A head nothing follows leaves when the event loop turns. Whatever
+    else uvicorn asks of its transport goes straight to it.
+    """
+
+    __slots__ = ("_head", "_loop", "_transport", "get_extra_info", "is_closing", "pause_reading", "resume_reading")
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport = transport
+        self._loop = loop
+        self._head = b""
+        self.get_extra_info = transport.get_extra_info
+        self.is_closing = transport.is_closing
+        self.pause_reading = transport.pause_reading
+        self.resume_reading = transport.resume_reading
+
+    def write(self, data: bytes) -> None:
+        """Send, or hold if it is a head. A body that looks like one is merely sent a moment later."""
+        if self._head:
+            self._transport.write(self._head + data)
+            self._head = b""
+        elif data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1"):
+            self._head = data
+            self._loop.call_soon(self._send_head)
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Send what is held and close."""
+        self._send_head()
+        self._transport.close()
+
+    def abort(self) -> None:
+        """Close at once; what is held is lost."""
+        self._head = b""
+        self._transport.abort()
+
+    def _send_head(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self._transport.write(head)
+
+
 class FrontProtocol(HttpToolsProtocol):
     """One client connection. `head_limit` is the largest request head in bytes."""
 
@@ -28,7 +73,7 @@ class FrontProtocol(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
+        super().connection_made(Corked(transport, self.loop))  # type: ignore[arg-type]
         self._head_timer = self.loop.call_later(self.timeout_keep_alive, self._too_slow)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -95,6 +95,10 @@ class Budget:
         """Whether any capacity is known."""
         return self.tokens is not None or self.sequences is not None
 
+    def running(self) -> int:
+        """Sequences on the node, ours and others'."""
+        return self._all[1] + self.foreign.sequences
+
     def holds(self, permit: Permit | None) -> bool:
         """Whether that permit's block still lasts."""
         return permit in self._permits

@@ -159,24 +159,26 @@ class Node:
 
     def context(self, model: str) -> int | None:
         """Longest prompt and answer together, in tokens, or None if unknown."""
-        known = self.facts.models.get(self.own_name(model))
-        told = known.context if known else None
+        known = self.facts.models.get(self.spec.models.get(model, model))
+        told = known.context if known is not None else None
         said = self.spec.context
         if told is None or said is None:
             return told if said is None else said
-        return min(told, said)
+        return told if told < said else said
 
     def room_for(self, call: Call) -> Room:
         """Prompt and expected output of every sequence, the output capped by what the context leaves."""
         context = self.context(call.model)
         output = call.output_tokens
         if context is not None:
-            output = min(output, max(0, context - (call.context_tokens or call.prompt_tokens)))
+            left = context - (call.context_tokens or call.prompt_tokens)
+            if output > left:
+                output = max(0, left)
         return Room(call.prompt_tokens + output * call.sequences, call.sequences)
 
     def usable(self, now: float, *, panic: bool = False) -> bool:
         """Whether a call may be sent now. In panic (no node is usable) waits are cut short."""
-        quiet = now >= (self.failed_at + PANIC_S if panic else self.refused_until) or now >= self.refused_until
+        quiet = now >= self.refused_until or (panic and now >= self.failed_at + PANIC_S)
         if self.state is State.READY or self.state is State.STARTING:
             return quiet
         due = self.state is State.PROBATION or now >= self.retry_at or (panic and now >= self.failed_at + PANIC_S)

@@ -124,13 +124,15 @@ def place(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -
 
 def _holding(call: Call, serving: Sequence[Node]) -> Sequence[Node]:
     """Nodes whose context holds the estimate; if none, the longest, unless even the least count is too long."""
-    contexts = [(node.context(call.model), node) for node in serving]
     needed = call.context_tokens or call.prompt_tokens
-    holding = [node for context, node in contexts if context is None or context > needed]
+    contexts = [node.context(call.model) for node in serving]
+    holding = [node for context, node in zip(contexts, serving, strict=True) if context is None or context > needed]
     if holding or call.least_tokens >= needed:
         return holding
-    longest = max(context or 0 for context, _ in contexts)
-    return [node for context, node in contexts if context == longest and longest > call.least_tokens]
+    longest = max(context or 0 for context in contexts)
+    if longest <= call.least_tokens:
+        return []
+    return [node for context, node in zip(contexts, serving, strict=True) if context == longest]
 
 
 def _none_usable(nodes: Sequence[Node], situation: Situation, now: float) -> Decision:
@@ -178,16 +180,17 @@ def _best(nodes: Sequence[Node], turn: int) -> Node:
 
     Shares are compared only where every node tells a capacity, else sequences: unknown is not empty.
     """
-    if len(nodes) == 1:
+    count = len(nodes)
+    if count == 1:
         return nodes[0]
-
     comparable = all(node.budget.told for node in nodes)
+    burdens = [
+        (_burden(node, comparable=comparable), node.budget.running(), (index - turn) % count, index)
+        for index, node in enumerate(nodes)
+    ]
+    return nodes[min(burdens)[3]]
 
-    def burden(index: int) -> tuple[float, int, int]:
-        node = nodes[index]
-        used = node.budget.used() if comparable else 0.0
-        load = used + 0.25 * node.faults + (1.0 if node.load.waiting else 0.0)
-        sequences = node.budget.held().sequences + node.budget.foreign.sequences
-        return load, sequences, (index - turn) % len(nodes)
 
-    return nodes[min(range(len(nodes)), key=burden)]
+def _burden(node: Node, *, comparable: bool) -> float:
+    used = node.budget.used() if comparable else 0.0
+    return used + 0.25 * node.faults + (1.0 if node.load.waiting else 0.0)

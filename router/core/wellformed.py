@@ -70,8 +70,9 @@ def _check_utf8(raw: bytes) -> None:
 
 
 def _may_hold_duplicates(raw: bytes) -> bool:
-    if any(raw.count(quoted) > 1 for quoted in _QUOTED):
-        return True
+    for quoted in _QUOTED:
+        if raw.count(quoted) > 1:
+            return True
     return b"\\" in raw and b"\\u00" in raw and any(escape in raw for escape in _HIDDEN)
 
 

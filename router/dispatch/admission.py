@@ -168,8 +168,10 @@ class Admission:
 
     def changed(self) -> None:
         """Something changed; cheap when nobody waits."""
-        if any(queue.waiters for queue in self._queues.values()):
-            self.serve()
+        for queue in self._queues.values():
+            if queue.waiters:
+                self.serve()
+                return
 
     def close(self) -> None:
         """Take no more calls; refuse those that wait."""
@@ -200,10 +202,10 @@ class Admission:
 
     def _behind(self, call: Call) -> bool:
         """Whether somebody who came earlier waits for the same thing."""
-        queue = self._queues[call.workload]
-        return any(
+        waiters = self._queues[call.workload].waiters
+        return bool(waiters) and any(
             other.call.model == call.model and other.call.bound_to == call.bound_to and not other.situation.tried
-            for other in queue.waiters
+            for other in waiters
         )
 
     def _decide(self, waiter: Waiter) -> Decision:
@@ -221,16 +223,9 @@ class Admission:
         return place(waiter.call, self._nodes, now, situation)
 
     def _settle(self, waiter: Waiter, decision: Decision) -> Grant | RelayGrant | None:
+        if isinstance(decision, Run):
+            return self._run(waiter.call, decision.node)
         match decision:
-            case Run(node):
-                self._turn += 1
-                now = self._clock()
-                self._grant_gap_s += 0.1 * (min(10.0, now - self._granted_at) - self._grant_gap_s)
-                self._granted_at = now
-                permit = node.budget.hold(node.room_for(waiter.call), waiter.call.workload)
-                if node.state is not State.READY:
-                    node.try_again(now, permit)
-                return Grant(node, permit)
             case Relay(relay_cause):
                 return RelayGrant(relay_cause)
             case Wait(wait_reason):
@@ -238,6 +233,16 @@ class Admission:
                 return None
             case Refuse(refusal, context):
                 raise self._refusal(waiter, refusal, context)
+
+    def _run(self, call: Call, node: Node) -> Grant:
+        now = self._clock()
+        self._turn += 1
+        self._grant_gap_s += 0.1 * (min(10.0, now - self._granted_at) - self._grant_gap_s)
+        self._granted_at = now
+        permit = node.budget.hold(node.room_for(call), call.workload)
+        if node.state is not State.READY:
+            node.try_again(now, permit)
+        return Grant(node, permit)
 
     def _resolve(self, waiter: Waiter, decision: Decision) -> bool:
         """Tell a waiter; True when it waits no more."""

@@ -12,8 +12,8 @@ budget lasts, then the relay. The old leg is over, its connection closed, before
 the caller's own doing (4xx) is passed on and counted against nobody.
 """
 
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
+from types import TracebackType
 
 import msgspec
 
@@ -90,32 +90,37 @@ class Dispatcher:
         relay = self._relay
         return relay is not None and call.fallback and call.bound_to is None and call.model in relay.models
 
-    @asynccontextmanager
-    async def open(self, call: Call) -> AsyncIterator[Reply]:
-        """The call's answer, for as long as the block lasts. Raises an Answer when there is none."""
+    def open(self, call: Call) -> "Opening":
+        """The call's answer, for as long as the block lasts: `async with dispatcher.open(call) as reply`.
+
+        Entering raises an Answer when there is none.
+        """
+        return Opening(self, call)
+
+    def set_out(self, call: Call) -> Trip:
+        """A block begins."""
         trip = Trip(call, self._ledger.clock, relay=self.relays(call))
         self.trips.add(trip)
         self._retries.earn()
-        try:
-            grant = await self._first_grant(trip)
-            while True:
-                try:
-                    async with self._leg(trip, grant) as reply:
-                        trip.committed = True
-                        trip.status = reply.status
-                        yield reply
-                        return
-                except NodeFailed as error:
-                    if trip.committed:
-                        raise
-                    self._ledger.leg(trip, type(error))
-                    grant = await self._next(trip, error)
-        except BaseException as error:
+        return trip
+
+    def come_home(self, trip: Trip, error: BaseException | None) -> None:
+        """A block ended."""
+        if error is not None:
             trip.broke(error)
-            raise
-        finally:
-            self.trips.discard(trip)
-            self._ledger.close(trip)
+        self.trips.discard(trip)
+        self._ledger.close(trip)
+
+    async def first_leg(self, trip: Trip) -> tuple[Leg, Reply]:
+        """The first leg that answers, with its answer; it is entered. Raises an Answer when there is none."""
+        grant = await self._first_grant(trip)
+        while True:
+            leg = self._leg(trip, grant)
+            try:
+                return leg, await leg.__aenter__()
+            except NodeFailed as error:
+                self._ledger.leg(trip, type(error))
+                grant = await self._next(trip, error)
 
     def _leg(self, trip: Trip, grant: Grant | RelayGrant) -> Leg:
         patience = self._patience
@@ -171,3 +176,32 @@ class Dispatcher:
         if self._relay is None or self._relay.target.authorization is None:
             raise RelayMisconfigured("The relay has no key of its own; set relay.api_key.", retry=False)
         return self._relay
+
+
+class Opening:
+    """The block of one call."""
+
+    __slots__ = ("_call", "_dispatcher", "_leg", "_trip")
+
+    def __init__(self, dispatcher: Dispatcher, call: Call) -> None:
+        self._dispatcher = dispatcher
+        self._call = call
+
+    async def __aenter__(self) -> Reply:
+        self._trip = trip = self._dispatcher.set_out(self._call)
+        try:
+            self._leg, reply = await self._dispatcher.first_leg(trip)
+        except BaseException as error:
+            self._dispatcher.come_home(trip, error)
+            raise
+        trip.committed = True
+        trip.status = reply.status
+        return reply
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        try:
+            await self._leg.__aexit__(kind, error, at)
+        finally:
+            self._dispatcher.come_home(self._trip, error)

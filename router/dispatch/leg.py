@@ -27,12 +27,15 @@ ERROR_BODY_BYTES = 65536
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
-    """How to reach one target: a node or the relay. `models` maps public names to the target's own."""
+    """How to reach one target: a node or the relay.
+
+    `starts` are the beginnings of its request heads by endpoint path; `models` maps public names to the target's own.
+    """
 
     name: str
     target: Target
     pool: Pool
-    fixed: bytes
+    starts: Mapping[str, bytes]
     models: Mapping[str, str] = {}
 
 
@@ -77,7 +80,7 @@ class Leg:
         own_name = way.models.get(call.model, call.model)
         trip.leave(way.name, node, asks_usage=call.ask_usage and (node is None or node.facts.streams_usage))
         body = request.body(call, own_name, asks_usage=trip.asks_usage)
-        head = request.head(call, way.target, way.fixed, len(body))
+        head = request.head(call, way.target, way.starts, len(body))
         exchange = way.pool.exchange(head, body, first_byte_s=self._first_byte_s)
         upstream = await exchange.__aenter__()
         self._exchange = exchange

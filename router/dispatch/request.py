@@ -6,34 +6,44 @@ Credentials are the target's own; a caller's never leave the house.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 import msgspec
 
-from router.core.call import Call
+from router.core.call import ENDPOINTS, Call
 from router.upstream.target import Target
 
 _ASK_USAGE = b'{"stream_options":{"include_usage":true},'
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def prefix(target: Target) -> bytes:
-    """The header lines that are the same for every call to a target."""
-    lines = b" HTTP/1.1\r\nhost: " + target.host_header + b"\r\naccept-encoding: identity\r\n"
+def starts(target: Target) -> dict[str, bytes]:
+    """For every endpoint, by its path, the part of a request head that is the same for every call to a target."""
+    return {
+        endpoint.path: start("POST", target.path(endpoint.path, rooted=endpoint.rooted), target)
+        for endpoint in ENDPOINTS.values()
+    }
+
+
+def start(method: str, path: bytes, target: Target) -> bytes:
+    """Request line and the headers that are the target's own."""
+    lines = b"%b %b HTTP/1.1\r\nhost: %b\r\naccept-encoding: identity\r\n" % (method.encode(), path, target.host_header)
     if target.authorization is not None:
         lines += b"authorization: " + target.authorization + b"\r\n"
     return lines
 
 
-def head(call: Call, target: Target, fixed: bytes, length: int) -> bytes:
-    """The whole request head. `fixed` is the target's `prefix`; `length` the body's."""
-    path = target.path(call.path or call.endpoint.path, rooted=call.endpoint.rooted)
-    if call.query:
-        path += b"?" + call.query
-    parts = [call.method.encode(), b" ", path, fixed, b"x-request-id: ", call.id.encode(), b"\r\n"]
+def head(call: Call, target: Target, known: Mapping[str, bytes], length: int) -> bytes:
+    """The whole request head. `known` are the target's `starts`; `length` is the body's."""
+    begun = known.get(call.endpoint.path) if call.path is None and not call.query else None
+    if begun is None:
+        path = target.path(call.path or call.endpoint.path, rooted=call.endpoint.rooted)
+        begun = start(call.method, path + b"?" + call.query if call.query else path, target)
+    parts = [begun, b"x-request-id: ", call.id.encode(), b"\r\n"]
     if length or call.method == "POST":
         parts.append(b"content-type: %b\r\ncontent-length: %d\r\n" % (call.content_type, length))
-    parts += _lines(call.headers)
+    for name, value in call.headers:
+        parts += (name, b": ", value, b"\r\n")
     parts.append(b"\r\n")
     return b"".join(parts)
 
@@ -56,7 +66,3 @@ def renamed(raw: bytes, content_type: bytes, model: str, own_name: str) -> bytes
     members = _members.decode(raw)
     members["model"] = msgspec.Raw(msgspec.json.encode(own_name))
     return msgspec.json.encode(members)
-
-
-def _lines(headers: Iterable[tuple[bytes, bytes]]) -> list[bytes]:
-    return [name + b": " + value + b"\r\n" for name, value in headers]

@@ -60,6 +60,7 @@ class Fleet:
         self._changed = changed
         self._engines: dict[str, str] = {}
         self._looks: dict[str, int] = {}
+        self._kept_contexts: dict[str, tuple[int | None, int | None]] = {}
         self._created = int(time.time())
 
     def serving(self, model: str) -> list[Node]:
@@ -71,14 +72,26 @@ class Fleet:
 
         None when there are none, or when one of them does not tell.
         """
-        contexts = [node.context(model) for node in self.serving(model) if Workload.INTERACTIVE in node.spec.pools]
-        known = [context for context in contexts if context is not None]
-        return max(known) if known and len(known) == len(contexts) else None
+        return self._contexts(model)[0]
 
     def shortest_context(self, model: str) -> int | None:
         """The shortest known context, in tokens, among nodes that serve the model: below it a count decides nothing."""
-        contexts = (node.context(model) for node in self.serving(model))
-        return min((context for context in contexts if context is not None), default=None)
+        return self._contexts(model)[1]
+
+    def _contexts(self, model: str) -> tuple[int | None, int | None]:
+        """Both, kept until the next look: they are asked for with every call."""
+        kept = self._kept_contexts.get(model)
+        if kept is not None:
+            return kept
+        serving = self.serving(model)
+        contexts = [(Workload.INTERACTIVE in node.spec.pools, node.context(model)) for node in serving]
+        interactive = [context for chat, context in contexts if chat]
+        known = [context for context in interactive if context is not None]
+        longest = max(known) if known and len(known) == len(interactive) else None
+        found = longest, min((context for _, context in contexts if context is not None), default=None)
+        if serving:
+            self._kept_contexts[model] = found
+        return found
 
     def model_cards(self, elsewhere: Iterable[str] = ()) -> list[dict[str, object]]:
         """Every model there is, as OpenAI lists them, by public name; nodes that are down keep what they last told.
@@ -142,6 +155,7 @@ class Fleet:
         else:
             self._looks[node.name] = looks + 1
             self._seen(node, look, held, first=looks == 0)
+        self._kept_contexts.clear()
         if _relevant(node) != before:
             self._changed()
 

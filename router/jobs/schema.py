@@ -124,7 +124,7 @@ files = Table(
     sqlite_autoincrement=True,
 )
 _index("ix_files_listed", files.c.caller, files.c.number, only="state = 'ready'")
-_index("ix_files_pending", files.c.state, files.c.number, only="state <> 'ready'")
+_index("ix_files_state", files.c.state, files.c.number)
 _index("ix_files_expiring", files.c.expires_at, only="state = 'ready'")
 _index("ix_files_upload", files.c.upload)
 
@@ -212,7 +212,7 @@ batches = Table(
     sqlite_autoincrement=True,
 )
 _index("ix_batches_listed", batches.c.caller, batches.c.number)
-_index("ix_batches_active", batches.c.state, batches.c.number, only=NOT_FINAL)
+_index("ix_batches_state", batches.c.state, batches.c.number)
 _index("ix_batches_uncleared", batches.c.number, only="NOT cleared")
 _index("ix_batches_input", batches.c.input)
 _index("ix_batches_output", batches.c.output)

@@ -31,7 +31,7 @@ CHECKS: dict[str, str] = {
     "C17": "60 KiB of headers are accepted, more than 64 KiB refused",
     "C18": "embeddings come back right with each encoding",
     "C19": "all four prompt shapes of completions pass",
-    "C20": "`max_completion_tokens` beats `max_tokens`; neither is capped by what the context leaves",
+    "C20": "`max_completion_tokens` beats `max_tokens`; the room held ends at the node's context",
     "C21": "`service_tier` tells the workload, and `fast` is no error on `/responses`",
     "C22": "a caller that leaves the queue never reaches the node",
     "C23": "a caller that leaves a running call frees the node within a second",

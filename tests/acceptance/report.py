@@ -19,8 +19,8 @@ MARKS = {"pass": "yes", "FAIL": "**no**"}
 INTRO = """# Conformance
 
 Real client libraries and raw sockets against a running router, with nodes that misbehave on command. Made by
-`scripts/conformance`, which runs `tests/acceptance` and writes this page; a cell is empty where a check does not concern
-a client.
+`scripts/conformance`, which runs `tests/acceptance` and writes this page; a cell is empty where a check does not
+concern a client.
 
 Numbers not in the table belong to files and batches.
 """

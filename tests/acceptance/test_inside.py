@@ -25,7 +25,7 @@ async def test_the_room_held_is_what_was_asked(rig, fields, output):
     held = app.node("n1").budget.held().tokens
     assert (await call).status == 200
     if output is None:
-        assert held == 2048
+        assert 2048 - 16 <= held <= 2048
     else:
         assert output < held < output + 64
 

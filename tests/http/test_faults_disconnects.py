@@ -61,7 +61,7 @@ async def test_a_queued_call_whose_client_left_never_reaches_the_node(rig):
 
 async def test_a_stream_whose_client_reset_is_aborted_every_time(rig):
     node = await rig.node(script=Script(gap=0.02, n=500))
-    app = await rig.router()
+    app = await rig.router(server={"cors_origins": ["*"]})
 
     async def watch_and_reset():
         async with await Connection.open(app.port) as line:

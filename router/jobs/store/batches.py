@@ -1,0 +1,162 @@
+"""Batches as callers see them: made, read, listed, cancelled."""
+
+from collections.abc import Mapping
+
+import msgspec
+from sqlalchemy import RowMapping, func, select, update
+
+from router.core.job import BatchEvent, BatchState, JobState, sources, urgency
+from router.errors import Conflict, NotFound
+from router.jobs.schema import batches, files, jobs
+from router.jobs.store.database import Transaction
+from router.jobs.store.files import visible
+from router.jobs.store.rows import BatchRow, NewBatch, Pace, Prefix, batch_row, new_id
+from router.jobs.store.shelf import Shelf, is_state, known, locked
+from router.jobs.store.wakes import Topic
+
+ACTIVE = is_state(
+    batches.c.state, BatchState.VALIDATING, BatchState.IN_PROGRESS, BatchState.FINALIZING, BatchState.CANCELLING
+)
+"""Batches that are not final."""
+
+
+class Batches(Shelf):
+    """Batches as callers see them."""
+
+    async def create_batch(self, new: NewBatch) -> BatchRow:
+        """Write a batch down, to be validated. That its input file is unknown is for the validation to say."""
+        async with self._db.write() as tx:
+            twin = await self._twin(tx, new)
+            if twin is not None:
+                return batch_row(twin)
+            row = await self._row(tx, new)
+            made = (
+                self._db.insert(batches)
+                .values(**row)
+                .on_conflict_do_nothing(index_elements=["caller", "idempotency_key"])
+            )
+            created = await tx.first(made.returning(batches))
+            if created is None:
+                same = (batches.c.caller == new.caller, batches.c.idempotency_key == new.idempotency_key)
+                created = await tx.first(select(batches).where(*same))
+                assert created is not None
+            tx.wake(Topic.BATCHES)
+            return batch_row(created)
+
+    async def _twin(self, tx: Transaction, new: NewBatch) -> RowMapping | None:
+        if new.same_within_s is None:
+            return None
+        same = select(batches).where(
+            batches.c.caller == new.caller,
+            batches.c.input_file_id == new.input_file_id,
+            batches.c.endpoint == new.endpoint,
+            batches.c.completion_window == new.completion_window,
+            batches.c.metadata.is_not_distinct_from(_json(new.metadata)),
+            batches.c.created_at >= await tx.now() - new.same_within_s,
+        )
+        return await tx.first(same.order_by(batches.c.number.desc()).limit(1))
+
+    async def _row(self, tx: Transaction, new: NewBatch) -> dict[str, object]:
+        now = await tx.now()
+        number = None
+        if known(new.input_file_id):
+            found = (files.c.id == new.input_file_id, *visible(new.caller, now))
+            number = await tx.scalar(select(files.c.number).where(*found))
+        expires_at = int(now) + new.window_s
+        return {
+            "id": new_id(Prefix.BATCH),
+            "caller": new.caller,
+            "endpoint": new.endpoint,
+            "input_file_id": new.input_file_id.replace("\0", "")[:512],
+            "input": number,
+            "completion_window": new.completion_window,
+            "window_s": new.window_s,
+            "priority": new.priority,
+            "urgency": urgency(expires_at, new.priority),
+            "metadata": _json(new.metadata),
+            "output_expires_s": new.output_expires_s,
+            "webhook": new.webhook,
+            "idempotency_key": new.idempotency_key,
+            "state": BatchState.VALIDATING,
+            "created_at": int(now),
+            "expires_at": expires_at,
+        }
+
+    async def batch(self, caller: str, batch_id: str) -> BatchRow | None:
+        """One batch of this caller."""
+        if not known(batch_id):
+            return None
+        async with self._db.read() as tx:
+            row = await tx.first(select(batches).where(batches.c.caller == caller, batches.c.id == batch_id))
+            return batch_row(row) if row else None
+
+    async def batches(self, caller: str, *, limit: int = 20, after: str | None = None) -> tuple[list[BatchRow], bool]:
+        """A page of this caller's batches, newest first, and whether there are more."""
+        query = select(batches).where(batches.c.caller == caller).order_by(batches.c.number.desc()).limit(limit + 1)
+        if after is not None:
+            last = await self.batch(caller, after)
+            if last is None:
+                raise NotFound(f"No batch found with id '{after[:128]}'.", param="after")
+            query = query.where(batches.c.number < last.number)
+        async with self._db.read() as tx:
+            rows = await tx.all(query)
+        return [batch_row(row) for row in rows[:limit]], len(rows) > limit
+
+    async def cancel_batch(self, caller: str, batch_id: str) -> BatchRow:
+        """Stop a batch: no line begins any more, running ones are taken from their routers at once.
+
+        Conflict if it has ended otherwise already; asking again changes nothing.
+        """
+        async with self._db.write() as tx:
+            found = (batches.c.caller == caller, batches.c.id == batch_id)
+            row = await tx.first(locked(select(batches).where(*found))) if known(batch_id) else None
+            if row is None:
+                raise NotFound(f"No batch found with id '{batch_id[:128]}'.")
+            if row["state"] in (BatchState.CANCELLING, BatchState.CANCELLED):
+                return batch_row(row)
+            if row["state"] not in sources(BatchEvent.CANCEL):
+                raise Conflict(f"Cannot cancel a batch with status '{row['state']}'.")
+            values = {
+                "state": BatchState.CANCELLING,
+                "cancelling_at": int(await tx.now()),
+                "size_left": 0,
+                "waiting": None,
+            }
+            changed = await tx.first(update(batches).where(*found).values(**values).returning(batches))
+            assert changed is not None
+            await stop_running(tx, row["number"], JobState.CANCELLED)
+            return batch_row(changed)
+
+    async def note(self, waiting: Mapping[str, str | None]) -> None:
+        """Write down why batches wait, for whoever asks; by batch id."""
+        async with self._db.write() as tx:
+            for batch_id, why in waiting.items():
+                await tx.run(update(batches).where(batches.c.id == batch_id, ACTIVE).values(waiting=why))
+
+    async def pace(self, batch: BatchRow) -> Pace:
+        """How a batch gets on, for an estimate of its end."""
+        left = func.coalesce(func.sum(batches.c.total - batches.c.completed - batches.c.failed), 0)
+        first = (is_state(batches.c.state, BatchState.IN_PROGRESS), batches.c.urgency < batch.urgency)
+        mine = (jobs.c.batch == batch.number, is_state(jobs.c.state, JobState.RUNNING))
+        async with self._db.read() as tx:
+            return Pace(
+                running=await tx.scalar(select(func.count()).select_from(jobs).where(*mine)),
+                ahead=int(await tx.scalar(select(left).where(*first, batches.c.number != batch.number))),
+                done_last=await self._pace(tx),
+            )
+
+    async def _pace(self, tx: Transaction) -> int:
+        raise NotImplementedError
+
+
+async def stop_running(tx: Transaction, batch: int, state: JobState) -> int:
+    """End the running lines of a batch; their routers learn it when they extend. How many."""
+    running = (jobs.c.batch == batch, is_state(jobs.c.state, JobState.RUNNING))
+    stopped = await tx.run(update(jobs).where(*running).values(state=state, owner=None, lease_until=None))
+    if stopped:
+        tx.wake(Topic.STOPPED)
+    return stopped
+
+
+def _json(metadata: dict[str, str] | None) -> str | None:
+    return None if metadata is None else msgspec.json.encode(metadata, order="sorted").decode()

@@ -1,0 +1,165 @@
+"""Results: the end of a line, its batch's counters and tokens, in one transaction.
+
+Lines that end while a commit is under way share the next one: the first to get the turn writes for all who wait. That
+keeps the disk's slowest act, the commit, out of the number of lines a second.
+"""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Any
+
+from sqlalchemy import bindparam, case, insert, select, update
+
+from router.core.job import JobState
+from router.jobs.schema import batches, jobs, results
+from router.jobs.store.database import Database, Transaction
+from router.jobs.store.rows import JobRow, NewResult
+from router.jobs.store.shelf import Shelf, locked, of_lines
+
+SHARED_LINES = 500
+"""Most lines one commit is shared by."""
+SHARED_BYTES = 8 * 2**20
+"""Most bytes of results in one commit, beyond the first line."""
+
+Ending = tuple[JobRow, NewResult]
+
+END = (
+    update(jobs)
+    .where(jobs.c.batch == bindparam("of_batch"), jobs.c.line == bindparam("of_line"))
+    .values(state=bindparam("ended"), owner=None, lease_until=None)
+)
+
+
+class Results(Shelf):
+    """Lines that ended."""
+
+    def __init__(self, database: Database, router: str, name: str, stale_s: float) -> None:
+        super().__init__(database, router, name, stale_s)
+        self._turn = asyncio.Lock()
+        self._waiting: list[tuple[Ending, asyncio.Future[bool]]] = []
+
+    async def finish(self, job: JobRow, result: NewResult) -> bool:
+        """Write how a line ended. True once it is kept, also when this very claim kept it before.
+
+        False if the line is not ours any more: the result is dropped.
+        """
+        kept: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        place = ((job, result), kept)
+        self._waiting.append(place)
+        try:
+            async with self._turn:
+                if not kept.done():
+                    await self._write_waiting(place)
+            return await kept
+        finally:
+            if place in self._waiting:
+                self._waiting.remove(place)
+
+    async def _write_waiting(self, first: tuple[Ending, asyncio.Future[bool]]) -> None:
+        shared = _fitting(first, self._waiting)
+        try:
+            async with self._db.write() as tx:
+                kept = await self._write(tx, [ending for ending, _ in shared])
+                now = await tx.now()
+        except Exception as error:  # noqa: BLE001 - each waiter raises it
+            for _, waiter in shared:
+                if not waiter.done():
+                    waiter.set_exception(error)
+        else:
+            self._finished.append((now, len(kept)))
+            for (job, _), waiter in shared:
+                if not waiter.done():
+                    waiter.set_result((job.key, job.epoch) in kept)
+        self._waiting = [place for place in self._waiting if not place[1].done()]
+
+    async def _write(self, tx: Transaction, endings: Sequence[Ending]) -> set[tuple[tuple[str, int], int]]:
+        """Keep what is ours to keep; which lines are kept now, by key and epoch."""
+        ordered = sorted(endings, key=lambda ending: (ending[0].batch, ending[0].line))
+        numbers = sorted({job.batch for job, _ in ordered})
+        await tx.all(locked(select(batches.c.number).where(batches.c.number.in_(numbers)).order_by(batches.c.number)))
+        kept: set[tuple[tuple[str, int], int]] = set()
+        for number, group in groupby(ordered, key=lambda ending: ending[0].batch):
+            kept |= await self._write_batch(tx, number, list(group))
+        return kept
+
+    async def _write_batch(
+        self, tx: Transaction, number: int, group: Sequence[Ending]
+    ) -> set[tuple[tuple[str, int], int]]:
+        found = select(jobs.c.line, jobs.c.state, jobs.c.owner, jobs.c.epoch)
+        lines = found.where(of_lines(number, (job.line for job, _ in group))).order_by(jobs.c.line)
+        there = {row["line"]: row for row in await tx.all(locked(lines))}
+        kept: set[tuple[tuple[str, int], int]] = set()
+        new: dict[int, Ending] = {}
+        for job, result in group:
+            row = there.get(job.line)
+            if row is None or row["epoch"] != job.epoch:
+                continue
+            if row["state"] == JobState.RUNNING and row["owner"] == self.router:
+                new.setdefault(job.line, (job, result))
+            elif JobState(row["state"]) not in (JobState.DONE, JobState.FAILED):
+                continue
+            kept.add((job.key, job.epoch))
+        if new:
+            await self._insert(tx, number, list(new.values()))
+        return kept
+
+    async def _insert(self, tx: Transaction, number: int, endings: Sequence[Ending]) -> None:
+        now = await tx.now()
+        ends = [
+            {"of_batch": number, "of_line": job.line, "ended": JobState.DONE if result.done else JobState.FAILED}
+            for job, result in endings
+        ]
+        await tx.run(END, ends)
+        await tx.run(insert(results), [_result(job, result, now) for job, result in endings])
+        await tx.run(update(batches).where(batches.c.number == number).values(**_counted(endings)))
+
+
+def _fitting(
+    first: tuple[Ending, asyncio.Future[bool]], waiting: Sequence[tuple[Ending, asyncio.Future[bool]]]
+) -> list[tuple[Ending, asyncio.Future[bool]]]:
+    """Those that share the commit with `first`."""
+    shared, size = [first], 0
+    for place in waiting:
+        if place is first or place[1].done():
+            continue
+        size += len(place[0][1].body or b"")
+        if size > SHARED_BYTES or len(shared) >= SHARED_LINES:
+            break
+        shared.append(place)
+    return shared
+
+
+def _result(job: JobRow, result: NewResult, now: float) -> dict[str, Any]:
+    body = result.body
+    if body is not None and (b"\n" in body or b"\r" in body):
+        body = body.replace(b"\n", b" ").replace(b"\r", b" ")  # in valid JSON these stand between values only
+    return {
+        "batch": job.batch,
+        "line": job.line,
+        "status": result.status,
+        "request_id": result.request_id,
+        "body": body,
+        "bytes": len(body or b""),
+        "error_code": result.error_code,
+        "error_message": result.error_message,
+        "created_at": now,
+    }
+
+
+def _counted(endings: Sequence[Ending]) -> dict[str, Any]:
+    """What a batch's counters become."""
+    done = sum(result.done for _, result in endings)
+    tokens = [result.tokens for _, result in endings]
+    grown = {
+        "completed": done,
+        "failed": len(endings) - done,
+        "input_tokens": sum(count.input for count in tokens),
+        "output_tokens": sum(count.output for count in tokens),
+        "cached_tokens": sum(count.cached for count in tokens),
+        "reasoning_tokens": sum(count.reasoning for count in tokens),
+    }
+    values: dict[str, Any] = {name: batches.c[name] + more for name, more in grown.items() if more}
+    size = sum(job.size for job, _ in endings)
+    left = batches.c.size_left - size
+    return values | {"size_left": case((left > 0, left), else_=0), "waiting": None}

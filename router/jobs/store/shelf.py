@@ -1,0 +1,58 @@
+"""What every part of the store stands on, and the words they share."""
+
+import re
+from collections import deque
+from collections.abc import Iterable
+
+from sqlalchemy import ColumnElement, literal_column
+
+from router.jobs.schema import jobs
+from router.jobs.store.database import Condition, Database, Query
+from router.jobs.store.wakes import Wakes
+
+STEP_ROWS = 2000
+"""Most rows one upkeep transaction changes."""
+_ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
+
+
+class Shelf:
+    """One part of the store: the database, who we are in it, and what this process has in hand."""
+
+    def __init__(self, database: Database, router: str, name: str, stale_s: float) -> None:
+        self._db = database
+        self.router = router
+        self.name = name
+        self._stale_s = stale_s
+        self._in_hand: set[int] = set()
+        self._finished: deque[tuple[float, int]] = deque(maxlen=4096)
+
+    @property
+    def wakes(self) -> Wakes:
+        """The bells that say there may be work."""
+        return self._db.wakes
+
+    async def now(self) -> float:
+        """Unix seconds by the clock that leases and deadlines are compared with."""
+        async with self._db.read() as tx:
+            return await tx.now()
+
+
+def is_state(column: ColumnElement[str], *states: str) -> Condition:
+    """Whether a column is one of these states, written out in the SQL so that partial indexes serve."""
+    literals: list[ColumnElement[str]] = [literal_column(f"'{state}'") for state in states]
+    return column == literals[0] if len(literals) == 1 else column.in_(literals)
+
+
+def known(*ids: str) -> bool:
+    """Whether these could be ids of ours at all: PostgreSQL refuses text with a zero byte, callers may send it."""
+    return all(_ID.fullmatch(id_) for id_ in ids)
+
+
+def locked(query: Query, *, skip: bool = False) -> Query:
+    """Lock the rows of a query until the transaction ends. SQLite's writer holds the whole file already."""
+    return query.with_for_update(key_share=True, skip_locked=skip)
+
+
+def of_lines(batch: int, lines: Iterable[int]) -> Condition:
+    """Rows of `jobs` with these keys."""
+    return (jobs.c.batch == batch) & jobs.c.line.in_(list(lines))

@@ -1,0 +1,187 @@
+"""SQLite: one file, one writer, readers that never wait for it.
+
+Rule 1: one connection writes, behind a lock, with BEGIN IMMEDIATE: it never finds out late that another process wrote.
+Rule 2: readers have their own connections, which cannot write (`query_only`).
+Rule 3: write-ahead log with synchronous=FULL: a commit that was told to anybody survives `kill -9` and loss of power.
+Rule 4: every router holds a lock on a file of its own beside the database. The kernel drops it when the process ends,
+however it ends, so the next router knows at once whose leases are nobody's.
+"""
+
+import asyncio
+import os
+import sqlite3
+import time
+from pathlib import Path
+
+from sqlalchemy import URL, Connection, Table, event, text
+from sqlalchemy.dialects.sqlite import insert
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import AsyncAdaptedQueuePool
+
+from router.errors import StoreError, StoreFull, StoreLost
+from router.jobs.store.database import BUSY_S, Clock, Database, Insert, Transaction
+from router.jobs.store.migrate import migrate
+
+try:
+    import fcntl
+except ImportError:  # Windows: only the beat tells
+    fcntl = None  # type: ignore[assignment]
+
+READERS = 4
+"""Connections that read; polls are short, so few serve many."""
+VACUUM_PAGES = 256
+"""Pages given back in one step."""
+SPARE_PAGES = 4096
+"""Free pages that are kept for what comes next."""
+
+PRAGMAS = (
+    f"busy_timeout = {int(BUSY_S * 1000)}",
+    "foreign_keys = ON",
+    "synchronous = FULL",
+    "cache_size = -16384",
+    "temp_store = MEMORY",
+)
+
+
+class Sqlite(Database):
+    """One file on a local disk."""
+
+    def __init__(self, url: URL, clock: Clock | None) -> None:
+        super().__init__(clock or time.time)
+        if not url.database or url.database == ":memory:":
+            raise StoreError("The store needs a file: sqlite:///var/ebbtide.db")
+        self._url = url.set(drivername="sqlite+aiosqlite")
+        self.path = Path(url.database)
+        self._turn = asyncio.Lock()
+        self._presence = Presence(self.path)
+        self._pair: tuple[AsyncEngine, AsyncEngine] | None = None
+
+    async def open(self, router: str) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self._translated():
+            await asyncio.to_thread(migrate, self._url, BUSY_S)
+            self._presence.enter(router)
+        self._pair = self._engine(READERS, writes=False), self._engine(1, writes=True)
+
+    def _engine(self, connections: int, *, writes: bool) -> AsyncEngine:
+        engine = create_async_engine(
+            self._url,
+            poolclass=AsyncAdaptedQueuePool,
+            pool_size=connections,
+            max_overflow=0,
+            pool_timeout=BUSY_S,
+            connect_args={"isolation_level": None, "timeout": BUSY_S},
+        )
+        pragmas = PRAGMAS if writes else (*PRAGMAS, "query_only = ON")
+
+        @event.listens_for(engine.sync_engine, "connect")
+        def prepare(connection: DBAPIConnection, _: object) -> None:
+            cursor = connection.cursor()
+            for pragma in pragmas:
+                cursor.execute(f"PRAGMA {pragma}")
+            cursor.close()
+
+        @event.listens_for(engine.sync_engine, "begin")
+        def begin(connection: Connection) -> None:
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+        return engine
+
+    async def close(self) -> None:
+        for engine in self._pair or ():
+            await engine.dispose()
+        self._presence.leave()
+
+    async def listen(self) -> None:
+        await asyncio.Event().wait()
+
+    async def time(self, tx: Transaction) -> float:
+        assert self.clock is not None
+        return self.clock()
+
+    async def disk_bytes(self, tx: Transaction) -> int:
+        files = (self.path, self.path.with_name(self.path.name + "-wal"))
+        return sum(file.stat().st_size for file in files if file.exists())
+
+    async def gone(self, tx: Transaction, router: str, *, namesake: bool) -> bool:
+        return self._presence.gone(router)
+
+    async def tidy(self) -> bool:
+        async with self.read() as tx:
+            spare = await tx.scalar(text("PRAGMA freelist_count"))
+        if spare <= SPARE_PAGES:
+            return False
+        async with self.write() as tx:
+            await tx.all(text(f"PRAGMA incremental_vacuum({VACUUM_PAGES})"))
+        return bool(spare > SPARE_PAGES + VACUUM_PAGES)
+
+    def insert(self, table: Table) -> Insert:
+        return insert(table)
+
+    def _writing(self) -> asyncio.Lock:
+        return self._turn
+
+    async def _announce(self, tx: Transaction) -> None:
+        return None
+
+    def _engines(self) -> tuple[AsyncEngine, AsyncEngine]:
+        if self._pair is None:
+            raise StoreLost("The store is not open")
+        return self._pair
+
+    def _kind(self, error: DBAPIError) -> type[StoreError]:
+        cause = error.orig
+        name = getattr(cause, "sqlite_errorname", "")
+        if name.startswith("SQLITE_FULL"):
+            return StoreFull
+        lost = ("SQLITE_BUSY", "SQLITE_LOCKED", "SQLITE_IOERR", "SQLITE_CANTOPEN", "SQLITE_READONLY", "SQLITE_PROTOCOL")
+        if name.startswith(lost) or isinstance(cause, sqlite3.ProgrammingError):
+            return StoreLost
+        return StoreError
+
+
+class Presence:
+    """Which routers' processes live: each holds the lock of its own file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._held: tuple[int, Path] | None = None
+
+    def _file(self, router: str) -> Path:
+        return self._path.with_name(f"{self._path.name}.{router}.lock")
+
+    def enter(self, router: str) -> None:
+        """Be seen."""
+        file = self._file(router)
+        held = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        self._held = held, file
+        if fcntl is not None:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def leave(self) -> None:
+        """Be seen no more."""
+        if self._held is not None:
+            held, file = self._held
+            self._held = None
+            file.unlink(missing_ok=True)
+            os.close(held)
+
+    def gone(self, router: str) -> bool:
+        """Whether nobody holds that router's lock; its file is cleared away then."""
+        file = self._file(router)
+        try:
+            found = os.open(file, os.O_RDWR)
+        except FileNotFoundError:
+            return True
+        try:
+            if fcntl is None:
+                return False
+            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        finally:
+            os.close(found)
+        file.unlink(missing_ok=True)
+        return True
