@@ -5,6 +5,7 @@ One process, one event loop. Every task belongs to one TaskGroup that ends with 
 
 import asyncio
 import contextlib
+import gc
 import signal
 import socket
 import sys
@@ -46,6 +47,9 @@ from router.upstream.target import Target
 FIRST_LOOK_S = 5.0
 """Longest wait at start for nodes to tell what they are; the rest are looked at later."""
 LAG_EVERY_S = 0.5
+GC_THRESHOLDS = (20_000, 20, 50)
+"""Objects between collections. At CPython's 700 the collector took 16 % of a loaded router's time and found nothing:
+what a call leaves behind is freed by its reference counts."""
 LAST_WORDS_S = 2.0
 """Time for streams that were cut at the end of the drain to say so to their callers."""
 
@@ -197,6 +201,7 @@ async def running(settings: Settings) -> AsyncIterator[App]:
 def serve(settings: Settings) -> int:
     """Serve until told to stop; the exit status."""
     logs.configure(level=settings.log.level, form=settings.log.format, calls=settings.log.calls)
+    gc.set_threshold(*GC_THRESHOLDS)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings))
 
@@ -233,6 +238,8 @@ async def _serve(settings: Settings) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.put_nowait, number)
     async with running(settings) as app:
+        gc.collect()
+        gc.freeze()
         _greet(app)
         await told.get()
         app.begin_drain()

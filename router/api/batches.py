@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
-from router.api.asks import chosen, kept_s, missing, required, text, too_long, whole, whole_in_text, wrong_type
+from router.api.asks import kept_s, required, text, whole, whole_in_text, wrong_type, wrong_value
 from router.api.desk import Desk, Visit
 from router.api.files import over_quota, page
 from router.api.ops import json_response
-from router.core.job import BATCH_FINAL, BatchState, window_seconds
+from router.core.job import BatchState, window_seconds
 from router.errors import BadRequest, NotFound
 from router.jobs.checks import BATCHED, batched
 from router.jobs.store import BatchRow, NewBatch, Pace, Tokens
@@ -24,6 +24,10 @@ PRIORITIES = (-10, 10)
 PAGE = (1, 100)
 METADATA = (16, 64, 512)
 """Most pairs, and most characters of a key and of a value."""
+_TIMES = (
+    "created_at", "in_progress_at", "expires_at", "finalizing_at", "completed_at", "failed_at", "expired_at",
+    "cancelling_at", "cancelled_at",
+)  # fmt: skip
 SAME_WITHIN_S = 60.0
 """An SDK's retry of a create that made a batch this recently gets that batch."""
 
@@ -36,24 +40,21 @@ class Batches:
 
     def routes(self) -> list[BaseRoute]:
         """Paths without version."""
-        serve = self._desk.serve
+        route = self._desk.route
         return [
-            Route("/batches", serve(self.create), methods=["POST"]),
-            Route("/batches", serve(self.listed), methods=["GET"]),
-            Route("/batches/{id}", serve(self.one), methods=["GET"]),
-            Route("/batches/{id}/cancel", serve(self.cancel), methods=["POST"]),
+            route("/batches", POST=self.create, GET=self.listed),
+            route("/batches/{id}", GET=self.one),
+            route("/batches/{id}/cancel", POST=self.cancel),
         ]
 
     async def create(self, visit: Visit) -> Response:
         """Write a batch down; its lines are checked afterwards."""
-        desk, told = self._desk, await visit.told()
-        new = _asked(visit, told)
-        webhook = told.get("webhook")
-        url = desk.webhook(visit.caller, None if webhook is None else text("webhook", webhook, 2048))
+        told = await visit.told()
+        webhook = None if told.get("webhook") is None else text("webhook", told["webhook"], 2048)
+        new = _asked(visit, told, self._desk.webhook(visit.caller, webhook))
         await self._check_input(visit.caller, new.input_file_id)
         await self._check_quota(visit.caller)
-        row = await desk.store.create_batch(NewBatch(**{**_fields(new), "webhook": url}))
-        return json_response(batch_object(row))
+        return json_response(batch_object(await self._desk.store.create_batch(new)))
 
     async def listed(self, visit: Visit) -> Response:
         """One page of batches, newest first."""
@@ -95,15 +96,75 @@ class Batches:
             raise over_quota(f"You have {held} batches that have not ended, and may have {most}.")
 
 
-def _asked(visit: Visit, told: Mapping[str, Any]) -> NewBatch:
+def batch_object(row: BatchRow, pace: Pace | None = None, now: float = 0.0) -> dict[str, Any]:
+    """OpenAI's Batch, every key there and null when unset, and ours under `ebbtide`."""
+    told: dict[str, Any] = {
+        "id": row.id,
+        "object": "batch",
+        "endpoint": row.endpoint,
+        "model": row.model,
+        "errors": {"object": "list", "data": list(row.errors)} if row.errors else None,
+        "input_file_id": row.input_file_id,
+        "completion_window": row.completion_window,
+        "status": row.state,
+        "output_file_id": row.output_file_id,
+        "error_file_id": row.error_file_id,
+    }
+    told |= {name: getattr(row, name) for name in _TIMES}
+    told |= {
+        "request_counts": {"total": row.total, "completed": row.completed, "failed": row.failed},
+        "usage": _usage(row.tokens),
+        "metadata": row.metadata,
+        "ebbtide": {
+            "priority": row.priority,
+            "progress": _progress(row),
+            "estimated_completion_at": None if pace is None else _ends_at(row, pace, now),
+            "waiting_reason": _waits_for(row, pace),
+        },
+    }
+    return told
+
+
+def _usage(tokens: Tokens) -> dict[str, Any]:
+    return {
+        "input_tokens": tokens.input,
+        "input_tokens_details": {"cached_tokens": tokens.cached},
+        "output_tokens": tokens.output,
+        "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
+        "total_tokens": tokens.input + tokens.output,
+    }
+
+
+def _progress(row: BatchRow) -> float:
+    """Lines that have an answer, as a part of all."""
+    return round((row.completed + row.failed) / row.total, 4) if row.total else 0.0
+
+
+def _ends_at(row: BatchRow, pace: Pace, now: float) -> int | None:
+    """When all lines will have an answer if the routers go on as in the last minute; None while nothing moves."""
+    if not pace.done_last:
+        return None
+    left = row.total - row.completed - row.failed
+    return math.ceil(now + (pace.ahead + left) * pace.window_s / pace.done_last)
+
+
+def _waits_for(row: BatchRow, pace: Pace | None) -> str | None:
+    if row.state is BatchState.VALIDATING:
+        return "Its lines are being checked."
+    if row.state is not BatchState.IN_PROGRESS or (pace is not None and pace.running):
+        return None
+    if row.waiting is None and pace is not None and pace.ahead:
+        return f"{pace.ahead} lines of batches that are due earlier go first."
+    return row.waiting
+
+
+def _asked(visit: Visit, told: Mapping[str, Any], webhook: str | None) -> NewBatch:
     input_file_id = required(told, "input_file_id")
     endpoint = required(told, "endpoint")
     if batched(endpoint) is None:
-        chosen("endpoint", endpoint, ENDPOINTS)
+        raise wrong_value("endpoint", endpoint, ENDPOINTS)
     window = required(told, "completion_window")
-    retried = visit.heading.retried
-    key = visit.header("idempotency-key")
-    priority = told.get("priority")
+    key, priority = visit.header("idempotency-key"), told.get("priority")
     return NewBatch(
         caller=visit.caller,
         endpoint=endpoint,
@@ -113,6 +174,40 @@ def _asked(visit: Visit, told: Mapping[str, Any]) -> NewBatch:
         metadata=_metadata(told.get("metadata")),
         output_expires_s=kept_s("output_expires_after", told.get("output_expires_after")),
         priority=0 if priority is None else whole("priority", priority, *PRIORITIES),
+        webhook=webhook,
         idempotency_key=text("idempotency-key", key, 255) if key else None,
-        same_within_s=SAME_WITHIN_S if retried else None,
+        same_within_s=SAME_WITHIN_S if visit.heading.retried else None,
     )
+
+
+def _window_s(window: str) -> int:
+    try:
+        return window_seconds(window)
+    except ValueError as error:
+        message = f"Invalid 'completion_window'. {error}"
+        raise BadRequest(message, param="completion_window", code="invalid_value") from None
+
+
+def _metadata(told: object) -> dict[str, str] | None:
+    """At most 16 pairs of texts."""
+    if told is None:
+        return None
+    if type(told) is not dict:
+        raise wrong_type("metadata", "an object", told)
+    pairs, key_characters, value_characters = METADATA
+    if len(told) > pairs:
+        wanted = f"Expected an object with at most {pairs} properties, but got {len(told)} instead."
+        message = f"Invalid 'metadata': too many properties. {wanted}"
+        raise BadRequest(message, param="metadata", code="object_above_max_properties")
+    for key, value in told.items():
+        param = f"metadata.{key[:key_characters]}"
+        if not key or len(key) > key_characters or "\0" in key:
+            message = f"Invalid '{param}': the key must have 1 to {key_characters} characters without NUL."
+            raise BadRequest(message, param=param, code="invalid_value")
+        if value != "":
+            text(param, value, value_characters)
+    return told
+
+
+def _no_such_batch(batch_id: str) -> NotFound:
+    return NotFound(f"No batch found with id '{batch_id[:128]}'.")

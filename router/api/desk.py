@@ -5,7 +5,7 @@ for it; another caller's id is an unknown id; trouble of the store is 503 or 507
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from router.api import errors, headers
@@ -82,9 +83,9 @@ class Desk:
     quota: Callable[[str], Quota] = lambda _: Quota()
     webhook: Callable[[str, str | None], str | None] = no_webhooks
 
-    def serve(self, answer: "Serving") -> Callable[[Request], Awaitable[Response]]:
-        """`answer` as a Starlette endpoint."""
-        return partial(_serve, self, answer)
+    def route(self, path: str, **answers: "Serving") -> Route:
+        """A path (without version) and what answers each method."""
+        return Route(path, partial(_serve, self, answers), methods=list(answers))
 
 
 class Visit:
@@ -189,11 +190,11 @@ async def _linger(receive: Receive) -> None:
         return
 
 
-async def _serve(desk: Desk, answer: Serving, request: Request) -> Response:
+async def _serve(desk: Desk, answers: Mapping[str, Serving], request: Request) -> Response:
     visit = Visit(request, desk.terms.body_s)
     try:
         visit.caller = desk.keyring.caller(request.headers.raw).name
-        return await answer(visit)
+        return await answers["GET" if request.method == "HEAD" else request.method](visit)
     except ClientLeft:
         return _Silence()
     except (Answer, StoreError) as trouble:

@@ -4,14 +4,14 @@ from functools import partial
 from typing import Any
 
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from router.api.asks import KEPT_S, chosen, missing, text, whole_in_text
 from router.api.desk import Desk, Visit
 from router.api.downloads import Download
 from router.api.ops import json_response
 from router.api.parts import Filling, Form, Limit, parts
-from router.errors import BadRequest, NotFound, RateLimited, StoreError, TooLarge
+from router.errors import BadRequest, NotFound, RateLimited, TooLarge
 from router.jobs.opening import Opening
 from router.jobs.store import FileRow
 
@@ -30,13 +30,11 @@ class Files:
 
     def routes(self) -> list[BaseRoute]:
         """Paths without version."""
-        serve = self._desk.serve
+        route = self._desk.route
         return [
-            Route("/files", serve(self.create), methods=["POST"]),
-            Route("/files", serve(self.listed), methods=["GET"]),
-            Route("/files/{id}", serve(self.one), methods=["GET"]),
-            Route("/files/{id}", serve(self.delete), methods=["DELETE"]),
-            Route("/files/{id}/content", serve(self.content), methods=["GET"]),
+            route("/files", POST=self.create, GET=self.listed),
+            route("/files/{id}", GET=self.one, DELETE=self.delete),
+            route("/files/{id}/content", GET=self.content),
         ]
 
     async def create(self, visit: Visit) -> Response:
@@ -54,7 +52,7 @@ class Files:
             purpose = purpose_of(form.fields)
             expires_s = _kept_s(form)
             if purpose == "batch":
-                check_batch_file(desk, form.filename, form.size)
+                check_batch_file(desk, form.filename, form.size, "file")
                 _check_opening(opening)
                 expires_s = expires_s or desk.bounds.batch_file_s
             writer.purpose, writer.filename, writer.expires_s = purpose, form.filename, expires_s
@@ -133,11 +131,11 @@ def purpose_of(fields: dict[str, str]) -> str:
     return chosen("purpose", fields["purpose"], PURPOSES)
 
 
-def check_batch_file(desk: Desk, filename: str, size: int) -> None:
-    """A batch's input has a bound of its own and is called .jsonl."""
+def check_batch_file(desk: Desk, filename: str, size: int, param: str) -> None:
+    """A batch's input has a bound of its own and is called .jsonl. `param` is the field at fault for its size."""
     most = desk.bounds.batch_file_bytes
     if size > most:
-        raise TooLarge(f"The file is larger than {most} bytes, the most for the input of a batch.", param="file")
+        raise TooLarge(f"The file is larger than {most} bytes, the most for the input of a batch.", param=param)
     if filename != DEFAULT_NAME and not filename.lower().endswith(".jsonl"):
         raise BadRequest("Invalid file format for Batch API. Must be .jsonl")
 

@@ -14,7 +14,7 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from router.api.asks import missing
-from router.errors import BadRequest, TooLarge, UnsupportedContentType
+from router.errors import Answer, BadRequest, UnsupportedContentType
 
 FIELD_BYTES = 8192
 FIELDS = 64
@@ -45,14 +45,10 @@ class Form(msgspec.Struct):
 
 
 class Limit(msgspec.Struct, frozen=True):
-    """How long the long part may be, and what its sender is told when it is longer."""
+    """How long the long part may be; `over` is the answer to more."""
 
     bytes: int
-    message: str
-
-    def over(self) -> TooLarge:
-        """The answer to more."""
-        return TooLarge(self.message)
+    over: Callable[[], Answer]
 
 
 class _Events:
@@ -150,7 +146,7 @@ class Filling:
         self._found = False
 
     async def fill(self, events: AsyncIterator[Part | bytes]) -> Form:
-        """Read the form to its end. Raises BadRequest or TooLarge."""
+        """Read the form to its end. Raises BadRequest, or what the limit says."""
         async for event in events:
             if isinstance(event, Part):
                 self._begin(event)

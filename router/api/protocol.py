@@ -21,8 +21,8 @@ HEAD_S = 10.0
 class Corked:
     """A transport that holds the head of an answer until the first bytes of its body follow.
 
-    Both then leave in one write, and so in one packet. A head nothing follows leaves when the event loop turns. Whatever
-    else uvicorn asks of its transport goes straight to it.
+    Both then leave in one write, and so in one packet. A head nothing follows leaves when the event loop turns.
+    Whatever else uvicorn asks of its transport goes straight to it.
     """
 
     __slots__ = ("_head", "_loop", "_transport", "get_extra_info", "is_closing", "pause_reading", "resume_reading")

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from router.api.asks import chosen, kept_s, missing, required, text, whole, wrong_type
 from router.api.desk import Desk, Visit
@@ -25,12 +25,12 @@ class Uploads:
 
     def routes(self) -> list[BaseRoute]:
         """Paths without version."""
-        serve = self._desk.serve
+        route = self._desk.route
         return [
-            Route("/uploads", serve(self.create), methods=["POST"]),
-            Route("/uploads/{id}/parts", serve(self.add_part), methods=["POST"]),
-            Route("/uploads/{id}/complete", serve(self.complete), methods=["POST"]),
-            Route("/uploads/{id}/cancel", serve(self.cancel), methods=["POST"]),
+            route("/uploads", POST=self.create),
+            route("/uploads/{id}/parts", POST=self.add_part),
+            route("/uploads/{id}/complete", POST=self.complete),
+            route("/uploads/{id}/cancel", POST=self.cancel),
         ]
 
     async def create(self, visit: Visit) -> Response:
@@ -44,7 +44,7 @@ class Uploads:
         size = whole("bytes", told["bytes"], 1, desk.bounds.file_bytes)
         expires_s = kept_s("expires_after", told.get("expires_after"))
         if purpose == "batch":
-            check_batch_file(desk, filename, size)
+            check_batch_file(desk, filename, size, "bytes")
             expires_s = expires_s or desk.bounds.batch_file_s
         left = await check_quota(desk, visit.caller)
         if size > left:
@@ -81,7 +81,8 @@ class Uploads:
         md5 = told.get("md5")
         if md5 is not None and not _MD5.fullmatch(text("md5", md5)):
             raise BadRequest("Invalid value for 'md5': expected 32 hex digits.", param="md5", code="invalid_value")
-        return json_response(upload_object(await self._desk.store.complete_upload(visit.caller, visit.id, part_ids, md5)))
+        upload = await self._desk.store.complete_upload(visit.caller, visit.id, part_ids, md5)
+        return json_response(upload_object(upload))
 
     async def cancel(self, visit: Visit) -> Response:
         """Give an upload up."""

@@ -90,10 +90,12 @@ class Queue:
         return len(self.waiters) >= self.limits.queue_calls or over_bytes
 
     def add(self, waiter: Waiter) -> None:
+        """Somebody waits from now on, behind all others."""
         self.waiters[waiter] = None
         self.bytes += len(waiter.call.body)
 
     def drop(self, waiter: Waiter) -> None:
+        """Somebody waits no more; again does no harm."""
         if waiter in self.waiters:
             del self.waiters[waiter]
             self.bytes -= len(waiter.call.body)

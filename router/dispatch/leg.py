@@ -109,8 +109,9 @@ class Leg:
         trip = self._trip
         trip.sign(Sign.NEITHER, "the caller's own error")
         trip.outcome = Outcome.CALLER_ERROR if status < 500 else Outcome.FAILED
-        shaped = normalise.complaint(status, raw, trip.call.endpoint.prompt_field).encode()
-        return Reply.error(status, upstream.headers, shaped, trip)
+        found = normalise.complaint(status, raw, trip.call.endpoint.prompt_field)
+        headers = normalise.retry_headers(status, found, upstream.headers)
+        return Reply.error(status, headers, found.encode(), trip)
 
 
 async def _some(upstream: Upstream) -> bytes:

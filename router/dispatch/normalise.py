@@ -25,6 +25,16 @@ _CODES = {
     501: "unsupported_endpoint",
     503: "server_is_overloaded",
 }
+_SPENT = frozenset(
+    (
+        "insufficient_quota",
+        "credit_balance_exhausted",
+        "organization_spend_limit_exceeded",
+        "organization_usage_limit_exceeded",
+        "project_spend_limit_exceeded",
+    )
+)
+"""Codes of OpenAI's 429 that no wait mends."""
 _TOO_LONG = re.compile(
     r"maximum context length|longer than the model's context length|exceeds the available context size"
     r"|exceeds the context (?:size|length)|exceed_context_size",
@@ -64,6 +74,22 @@ def complaint(status: int, raw: bytes, prompt_field: str) -> Complaint:
         missing_model = status == 404 and (found.param == "model" or "model" in found.message.lower())
         found.code = "model_not_found" if missing_model else _CODES.get(status)
     return found
+
+
+def retry_headers(status: int, found: Complaint, headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """The error's headers with what SDKs go by when they decide to try again.
+
+    A Retry-After is 1 to 60 whole seconds (openai-node 6 sleeps whatever it is told, openai-python gives up above 120);
+    what another try cannot mend says `x-should-retry: false`, which every SDK obeys.
+    """
+    kept = [pair for pair in headers if pair[0] != b"retry-after"]
+    if status in (429, 503):
+        told = next((value for name, value in headers if name == b"retry-after"), b"")
+        kept.append((b"retry-after", b"%d" % max(1, min(60, int(told) if told.isdigit() else 1))))
+    final = status == 501 or found.type == "insufficient_quota" or found.code in _SPENT
+    if final and all(name != b"x-should-retry" for name, _ in headers):
+        kept.append((b"x-should-retry", b"false"))
+    return kept
 
 
 def status_inside(raw: bytes) -> int:

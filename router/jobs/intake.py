@@ -120,11 +120,12 @@ async def _check_allowance(intake: Intake, batch: BatchRow, reader: Reader) -> N
     if allowed.lines is None and allowed.tokens is None:
         return
     held = await intake.store.held(batch.caller)
-    if allowed.lines is not None and held.lines > allowed.lines:
-        message = f"Enqueued request limit reached: {held.lines} requests would wait, {allowed.lines} may."
+    lines, tokens = held.lines + reader.jobs, held.tokens + reader.tokens
+    if allowed.lines is not None and lines > allowed.lines:
+        message = f"Enqueued request limit reached: {lines} requests would wait, {allowed.lines} may."
         reader.found.refuse("batch_request_limit_exceeded", message)
-    if allowed.tokens is not None and held.tokens > allowed.tokens:
-        message = f"Enqueued token limit reached: {held.tokens} tokens would wait, {allowed.tokens} may."
+    if allowed.tokens is not None and tokens > allowed.tokens:
+        message = f"Enqueued token limit reached: {tokens} tokens would wait, {allowed.tokens} may."
         reader.found.refuse("token_limit_exceeded", message)
 
 

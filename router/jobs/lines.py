@@ -20,15 +20,17 @@ _BOM = b"\xef\xbb\xbf"
 class Reader:
     """Reads one file. `feed` it in pieces, then `end`; both return the jobs found, none once anything is wrong.
 
-    `url` is the batch's endpoint. `found` is what is wrong; `done` is True when reading on would tell nothing more.
+    `url` is the batch's endpoint. `found` is what is wrong; `done` is True when reading on would tell nothing more;
+    `jobs` and `tokens` are sums over what was read.
     """
 
     def __init__(self, url: str, rules: Rules) -> None:
         self._rules = rules
         self._held: list[bytes] = []
-        self._held_bytes = self._offset = self._line = self._jobs = 0
+        self._held_bytes = self._offset = self._line = 0
         self.found = Findings()
         self._checks = Checks(url, rules, self.found)
+        self.jobs = self.tokens = 0
         self.done = False
 
     @property
@@ -56,7 +58,7 @@ class Reader:
     def end(self) -> list[NewJob]:
         """The file ends here."""
         jobs = self._read_held()
-        if not self._jobs and not self.found:
+        if not self.jobs and not self.found:
             self.found.refuse("empty_file", "The input file has no lines.")
         return [] if self.found else jobs
 
@@ -94,8 +96,8 @@ class Reader:
         return self._check(raw, offset)
 
     def _check(self, raw: bytes, offset: int) -> list[NewJob]:
-        self._jobs += 1
-        if self._jobs > self._rules.lines:
+        self.jobs += 1
+        if self.jobs > self._rules.lines:
             self.done = True
             limit = f"The input file has more than {self._rules.lines} requests."
             self.found.refuse("batch_request_limit_exceeded", limit)
@@ -103,6 +105,7 @@ class Reader:
         asked = self._checks.line(raw, self._line)
         if asked is None:
             return []
+        self.tokens += asked.size
         return [
             NewJob(
                 line=self._line,

@@ -4,7 +4,6 @@ A batch waits while none of its lines runs here. What this router knows best is 
 what its calls wait for, then why its lines were put back, then that others go first.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from router.core.call import Reason
@@ -56,8 +55,8 @@ class Reasons:
                 running.add(batch)
         return {batch: reason for batch, reason in told.items() if batch not in running}
 
-    def of(self, batch: BatchRow, known: Callable[[], bool] = lambda: False) -> str | None:
-        """Why a batch waits, None if it runs or is over. `known` tells that lines of it run somewhere."""
+    def of(self, batch: BatchRow, running: int = 0) -> str | None:
+        """Why a batch waits, None if it runs or is over. `running` is how many of its lines run at any router."""
         if batch.state is BatchState.VALIDATING:
             return self.runner.trouble or "Its lines are being checked."
         if batch.state is not BatchState.IN_PROGRESS:
@@ -65,7 +64,7 @@ class Reasons:
         told = self.all().get(batch.id)
         if told is not None:
             return told
-        if known() or any(held.job.batch_id == batch.id and held.call_id for held in self.runner.held.values()):
+        if running:
             return None
         if self.runner.trouble is not None:
             return self.runner.trouble

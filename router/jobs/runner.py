@@ -54,6 +54,8 @@ ANSWER_BYTES = 64 * 2**20
 STOP_S = 5.0
 """How long putting back may take at the end."""
 
+SETBACKS = 1024
+"""Batches whose last setback is remembered."""
 LOST_S = 0.5
 """How often a store that cannot be reached is asked again."""
 
@@ -266,9 +268,15 @@ class Runner:
             if verdict.charged and verdict.last is not None and job.attempts + 1 >= self.terms.retries:
                 await self._end(held, verdict.last)
             else:
-                self.setbacks[job.batch_id] = verdict.reason
+                self._note_setback(job.batch_id, verdict.reason)
                 self.ended["charged" if verdict.charged else "returned"] += 1
                 await self._insist(lambda: self._put_back(held, verdict))
+
+    def _note_setback(self, batch_id: str, reason: str) -> None:
+        self.setbacks.pop(batch_id, None)
+        self.setbacks[batch_id] = reason
+        if len(self.setbacks) > SETBACKS:
+            del self.setbacks[next(iter(self.setbacks))]
 
     async def _end(self, held: Held, result: NewResult) -> None:
         """Write a line's end down, however long that takes."""

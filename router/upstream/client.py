@@ -49,6 +49,7 @@ class Client:
         await self.close()
 
     async def close(self) -> None:
+        """Close every connection."""
         await self._http.aclose()
 
     async def get_json(

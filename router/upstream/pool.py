@@ -130,10 +130,12 @@ class Pool:
 
     @property
     def idle(self) -> int:
+        """Connections that wait to be used again."""
         return len(self._idle)
 
     @property
     def open(self) -> int:
+        """Connections whose transport is not gone."""
         return len(self._open)
 
     def exchange(self, head: bytes, body: bytes = b"", *, first_byte_s: float | None = None) -> Exchange:
@@ -195,9 +197,11 @@ class Pool:
     # What connections tell
 
     def withdrawn(self, connection: Connection) -> None:
+        """It will not be used again: its time ran out, or the server spoke or closed."""
         self._idle.pop(connection, None)
 
     def gone(self, connection: Connection) -> None:
+        """Its transport is closed."""
         self._open.discard(connection)
         self._idle.pop(connection, None)
         if self._emptied is not None and not self._open:

@@ -67,10 +67,12 @@ class Events:
 
     @property
     def response_id(self) -> str | None:
+        """The id of the response, once told."""
         return self._reader.response_id
 
     @property
     def sequence_number(self) -> int | None:
+        """The number of the last event that had one."""
         return self._reader.sequence_number
 
     def feed(self, data: bytes) -> bytes:

@@ -31,8 +31,8 @@ class Claims(Shelf):
             return []
         async with self._db.read() as tx:
             now = await tx.now()
-            nothing = await tx.first(_ready(models, 1, now).limit(1)) is None
-            if nothing and await tx.first(select(jobs.c.line).where(self._lapsed(now)).limit(1)) is None:
+            anything = any(row["lines"] for row in await tx.all(_ready(models, 1, now)))
+            if not anything and await tx.first(select(jobs.c.line).where(self._lapsed(now)).limit(1)) is None:
                 return []
         async with self._db.write() as tx:
             now = await tx.now()

@@ -11,6 +11,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any
 
+import asyncpg
 from sqlalchemy import URL, Table, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -27,6 +28,8 @@ CONNECTIONS = 10
 """Connections of one router, beside the one that listens."""
 AGAIN_S = 1.0
 """Pause before the listening connection is made again."""
+ALIVE_S = 30.0
+"""How often it is asked whether it still lives."""
 CHANNEL = "ebbtide"
 FULL = ("53100",)
 """SQLSTATE disk_full."""
@@ -53,6 +56,9 @@ class Postgres(Database):
             self._args["ssl"] = ssl
         self._engine: AsyncEngine | None = None
         self._listening: AsyncConnection | None = None
+        self._driver: Any = None
+        self._ended = asyncio.Event()
+        self._ended.set()
         self._router = ""
 
     async def open(self, router: str) -> None:
@@ -69,23 +75,25 @@ class Postgres(Database):
         if self._engine is not None:
             await self._engine.dispose()
 
-    async def _connect(self) -> asyncio.Event:
-        """Make the listening connection; the event is set when it ends."""
-        ended = asyncio.Event()
+    async def _connect(self) -> None:
+        """Make the connection that listens."""
+        self._ended = asyncio.Event()
         engine = create_async_engine(self._url, poolclass=NullPool, connect_args=self._args)
         self._listening = await engine.connect()
-        driver: Any = (await self._listening.get_raw_connection()).driver_connection
-        driver.add_termination_listener(lambda _: ended.set())
-        await driver.add_listener(CHANNEL, self._heard)
-        await driver.execute("SELECT pg_advisory_lock($1)", lock_key(self._router))
-        return ended
+        self._driver = (await self._listening.get_raw_connection()).driver_connection
+        self._driver.add_termination_listener(lambda _, ended=self._ended: ended.set())
+        try:
+            await self._driver.add_listener(CHANNEL, self._heard)
+            await self._driver.execute("SELECT pg_advisory_lock($1)", lock_key(self._router))
+        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise StoreLost("The connection that listens was cut") from error
 
     async def _hang_up(self) -> None:
+        self._ended.set()
         if self._listening is not None:
             listening, self._listening = self._listening, None
-            with suppress(SQLAlchemyError, OSError):
-                driver: Any = (await listening.get_raw_connection()).driver_connection
-                driver.terminate()
+            if self._driver is not None:
+                self._driver.terminate()
             with suppress(SQLAlchemyError, OSError):
                 await listening.invalidate()
                 await listening.close()
@@ -93,13 +101,28 @@ class Postgres(Database):
     async def listen(self) -> None:
         while True:
             try:
-                await self._hang_up()
                 with self._translated():
-                    ended = await self._connect()
-                self.wakes.ring(Topic)
-                await ended.wait()
+                    await self._hear()
             except StoreError:
+                self._ended.set()
                 await asyncio.sleep(AGAIN_S)
+
+    async def _hear(self) -> None:
+        """Until the connection ends. A connection that does not answer has ended without saying so."""
+        if self._ended.is_set():
+            await self._hang_up()
+            await self._connect()
+            self.wakes.ring(Topic)
+        try:
+            await asyncio.wait_for(self._ended.wait(), ALIVE_S)
+        except TimeoutError:
+            await self._alive()
+
+    async def _alive(self) -> None:
+        try:
+            await self._driver.execute("SELECT 1", timeout=BUSY_S)
+        except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise StoreLost("The connection that listens does not answer") from error
 
     def _heard(self, _: object, __: int, ___: str, payload: str) -> None:
         self.wakes.ring(topic for topic in Topic if topic in payload.split())

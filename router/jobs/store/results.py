@@ -55,6 +55,8 @@ class Results(Shelf):
         finally:
             if place in self._waiting:
                 self._waiting.remove(place)
+            if not kept.cancel() and not kept.cancelled():
+                kept.exception()  # whoever was cancelled has seen it too
 
     async def _write_waiting(self, first: tuple[Ending, asyncio.Future[bool]]) -> None:
         shared = _fitting(first, self._waiting)

@@ -114,7 +114,9 @@ class Sqlite(Database):
         if spare <= SPARE_PAGES:
             return False
         async with self.write() as tx:
-            await tx.all(text(f"PRAGMA incremental_vacuum({VACUUM_PAGES})"))
+            raw = (await tx.connection.get_raw_connection()).driver_connection
+            assert raw is not None
+            await raw.execute_fetchall(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")  # a page a step: fetch them all
         return bool(spare > SPARE_PAGES + VACUUM_PAGES)
 
     def insert(self, table: Table) -> Insert:

@@ -6,7 +6,7 @@ may have been faster. A sweep goes round the chores that found something, so non
 
 from collections.abc import Awaitable, Callable
 
-from sqlalchemy import delete, exists, func, select, update
+from sqlalchemy import delete, exists, func, select, text, update
 
 from router.core.job import BATCH_FINAL, BatchState, JobState
 from router.jobs.schema import batches, chunks, deliveries, files, jobs, results, routers, uploads
@@ -23,6 +23,7 @@ DELIVERIES_S = 7 * 86400
 
 IN_PROGRESS = is_state(batches.c.state, BatchState.IN_PROGRESS)
 DELETING = is_state(files.c.state, "deleting")
+UNCLEARED = text("NOT cleared")
 
 
 class _Tally:
@@ -137,7 +138,7 @@ class Sweep(Shelf):
     async def _clear(self, tally: _Tally) -> bool:
         """The files and the counters say it all: lines and results of a final batch go."""
         ended = is_state(batches.c.state, *sorted(BATCH_FINAL))
-        number = await self._due(select(batches.c.number).where(~batches.c.cleared, ended).order_by(batches.c.number))
+        number = await self._due(select(batches.c.number).where(UNCLEARED, ended).order_by(batches.c.number))
         if number is None:
             return False
         async with self._db.write() as tx:

@@ -2,6 +2,7 @@
 
 import sqlalchemy as sa
 from alembic import op
+from sqlalchemy.schema import conv
 
 revision = "0001"
 down_revision = None
@@ -10,15 +11,15 @@ BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
 def _check(name: str, rule: str) -> sa.CheckConstraint:
-    return sa.CheckConstraint(rule, name=op.f(f"ck_{name}"))
+    return sa.CheckConstraint(rule, name=conv(f"ck_{name}"))
 
 
 def _unique(table: str, *columns: str) -> sa.UniqueConstraint:
-    return sa.UniqueConstraint(*columns, name=op.f(f"uq_{table}_{'_'.join(columns)}"))
+    return sa.UniqueConstraint(*columns, name=conv(f"uq_{table}_{'_'.join(columns)}"))
 
 
 def _refers(table: str, columns: list[str], to: list[str], ondelete: str | None = None) -> sa.ForeignKeyConstraint:
-    return sa.ForeignKeyConstraint(columns, to, name=op.f(f"fk_{table}_{'_'.join(columns)}"), ondelete=ondelete)
+    return sa.ForeignKeyConstraint(columns, to, name=conv(f"fk_{table}_{'_'.join(columns)}"), ondelete=ondelete)
 
 
 def _index(name: str, table: str, columns: list[str], only: str | None = None) -> None:
@@ -37,10 +38,10 @@ DELIVERIES = (
     sa.Column("attempts", sa.Integer(), nullable=False, server_default="0"),
     sa.Column("due_at", sa.Double()),
     sa.Column("ended_at", sa.Double()),
-    sa.PrimaryKeyConstraint("number", name=op.f("pk_deliveries")),
+    sa.PrimaryKeyConstraint("number", name=conv("pk_deliveries")),
     _unique("deliveries", "batch_id", "type"),
-    _check("deliveries_ck_deliveries_attempts", "attempts >= 0"),
-    _check("deliveries_ck_deliveries_ended", "(due_at IS NULL) = (ended_at IS NOT NULL)"),
+    _check("deliveries_attempts", "attempts >= 0"),
+    _check("deliveries_ended", "(due_at IS NULL) = (ended_at IS NOT NULL)"),
     _unique("deliveries", "id"),
 )
 
@@ -50,8 +51,8 @@ ROUTERS = (
     sa.Column("started_at", sa.Double(), nullable=False),
     sa.Column("beat_at", sa.Double(), nullable=False),
     sa.Column("pace", sa.Integer(), nullable=False, server_default="0"),
-    sa.PrimaryKeyConstraint("id", name=op.f("pk_routers")),
-    _check("routers_ck_routers_pace", "pace >= 0"),
+    sa.PrimaryKeyConstraint("id", name=conv("pk_routers")),
+    _check("routers_pace", "pace >= 0"),
 )
 
 UPLOADS = (
@@ -68,11 +69,11 @@ UPLOADS = (
     sa.Column("state", sa.Text(), nullable=False),
     sa.Column("part_ids", sa.Text()),
     sa.Column("file_id", sa.Text()),
-    sa.PrimaryKeyConstraint("number", name=op.f("pk_uploads")),
-    _check("uploads_ck_uploads_state", "state IN ('pending', 'completed', 'cancelled', 'expired')"),
-    _check("uploads_ck_uploads_bytes", "bytes >= 0"),
-    _check("uploads_ck_uploads_file", "(state = 'completed') = (file_id IS NOT NULL)"),
-    _check("uploads_ck_uploads_parts", "(state = 'completed') = (part_ids IS NOT NULL)"),
+    sa.PrimaryKeyConstraint("number", name=conv("pk_uploads")),
+    _check("uploads_state", "state IN ('pending', 'completed', 'cancelled', 'expired')"),
+    _check("uploads_bytes", "bytes >= 0"),
+    _check("uploads_file", "(state = 'completed') = (file_id IS NOT NULL)"),
+    _check("uploads_parts", "(state = 'completed') = (part_ids IS NOT NULL)"),
     _unique("uploads", "id"),
 )
 
@@ -88,11 +89,11 @@ FILES = (
     sa.Column("state", sa.Text(), nullable=False),
     sa.Column("writer", sa.Text()),
     sa.Column("upload", sa.BigInteger()),
-    sa.PrimaryKeyConstraint("number", name=op.f("pk_files")),
-    _check("files_ck_files_state", "state IN ('writing', 'part', 'ready', 'deleting')"),
-    _check("files_ck_files_bytes", "bytes >= 0"),
-    _check("files_ck_files_part", "state <> 'part' OR upload IS NOT NULL"),
-    _check("files_ck_files_writer", "writer IS NULL OR state = 'writing'"),
+    sa.PrimaryKeyConstraint("number", name=conv("pk_files")),
+    _check("files_state", "state IN ('writing', 'part', 'ready', 'deleting')"),
+    _check("files_bytes", "bytes >= 0"),
+    _check("files_part", "state <> 'part' OR upload IS NOT NULL"),
+    _check("files_writer", "writer IS NULL OR state = 'writing'"),
     _unique("files", "id"),
     _refers("files", ["upload"], ["uploads.number"], "SET NULL"),
 )
@@ -144,44 +145,33 @@ BATCHES = (
     sa.Column("output_file_id", sa.Text()),
     sa.Column("error_file_id", sa.Text()),
     sa.Column("cleared", sa.Boolean(), nullable=False, server_default=sa.text("false")),
-    sa.PrimaryKeyConstraint("number", name=op.f("pk_batches")),
+    sa.PrimaryKeyConstraint("number", name=conv("pk_batches")),
     _unique("batches", "caller", "idempotency_key"),
     _check(
-        "batches_ck_batches_state",
+        "batches_state",
         "state IN ('validating', 'in_progress', 'finalizing', 'completed', 'failed', 'expired', "
         "'cancelling', 'cancelled')",
     ),
-    _check("batches_ck_batches_window", "window_s > 0 AND expires_at = created_at + window_s"),
+    _check("batches_window", "window_s > 0 AND expires_at = created_at + window_s"),
+    _check("batches_counts", "total >= 0 AND completed >= 0 AND failed >= 0 AND completed + failed <= total"),
     _check(
-        "batches_ck_batches_counts", "total >= 0 AND completed >= 0 AND failed >= 0 AND completed + failed <= total"
-    ),
-    _check(
-        "batches_ck_batches_tokens",
+        "batches_tokens",
         "input_tokens >= 0 AND output_tokens >= 0 AND cached_tokens >= 0 AND reasoning_tokens >= 0 AND size_left >= 0",
     ),
-    _check("batches_ck_batches_progress", "epoch >= 0 AND written_line >= 0"),
-    _check("batches_ck_batches_lease", "(owner IS NULL) = (lease_until IS NULL)"),
-    _check("batches_ck_batches_owner", "owner IS NULL OR validated_at IS NULL"),
-    _check(
-        "batches_ck_batches_in_progress_stamp",
-        "state NOT IN ('in_progress', 'finalizing') OR in_progress_at IS NOT NULL",
-    ),
-    _check("batches_ck_batches_finalizing_stamp", "state <> 'finalizing' OR finalizing_at IS NOT NULL"),
-    _check(
-        "batches_ck_batches_cancelling_stamp", "state NOT IN ('cancelling', 'cancelled') OR cancelling_at IS NOT NULL"
-    ),
-    _check(
-        "batches_ck_batches_validated_stamp", "state = 'validating' OR state = 'cancelling' OR validated_at IS NOT NULL"
-    ),
-    _check("batches_ck_batches_cancelled_stamp", "(state = 'cancelled') = (cancelled_at IS NOT NULL)"),
-    _check("batches_ck_batches_completed_stamp", "(state = 'completed') = (completed_at IS NOT NULL)"),
-    _check("batches_ck_batches_expired_stamp", "(state = 'expired') = (expired_at IS NOT NULL)"),
-    _check("batches_ck_batches_failed_stamp", "(state = 'failed') = (failed_at IS NOT NULL)"),
-    _check("batches_ck_batches_all_lines", "state <> 'completed' OR completed + failed = total"),
-    _check("batches_ck_batches_late", "state <> 'expired' OR late"),
-    _check(
-        "batches_ck_batches_cleared", "NOT cleared OR NOT state NOT IN ('cancelled', 'completed', 'expired', 'failed')"
-    ),
+    _check("batches_progress", "epoch >= 0 AND written_line >= 0"),
+    _check("batches_lease", "(owner IS NULL) = (lease_until IS NULL)"),
+    _check("batches_owner", "owner IS NULL OR validated_at IS NULL"),
+    _check("batches_in_progress_stamp", "state NOT IN ('in_progress', 'finalizing') OR in_progress_at IS NOT NULL"),
+    _check("batches_finalizing_stamp", "state <> 'finalizing' OR finalizing_at IS NOT NULL"),
+    _check("batches_cancelling_stamp", "state NOT IN ('cancelling', 'cancelled') OR cancelling_at IS NOT NULL"),
+    _check("batches_validated_stamp", "state = 'validating' OR state = 'cancelling' OR validated_at IS NOT NULL"),
+    _check("batches_cancelled_stamp", "(state = 'cancelled') = (cancelled_at IS NOT NULL)"),
+    _check("batches_completed_stamp", "(state = 'completed') = (completed_at IS NOT NULL)"),
+    _check("batches_expired_stamp", "(state = 'expired') = (expired_at IS NOT NULL)"),
+    _check("batches_failed_stamp", "(state = 'failed') = (failed_at IS NOT NULL)"),
+    _check("batches_all_lines", "state <> 'completed' OR completed + failed = total"),
+    _check("batches_late", "state <> 'expired' OR late"),
+    _check("batches_cleared", "NOT cleared OR NOT state NOT IN ('cancelled', 'completed', 'expired', 'failed')"),
     _unique("batches", "id"),
     _refers("batches", ["input"], ["files.number"], "SET NULL"),
     _refers("batches", ["output"], ["files.number"], "SET NULL"),
@@ -193,8 +183,8 @@ CHUNKS = (
     sa.Column("start", sa.BigInteger(), nullable=False),
     sa.Column("data", sa.LargeBinary(), nullable=False),
     _unique("chunks", "file", "start"),
-    _check("chunks_ck_chunks_start", "start >= 0"),
-    _check("chunks_ck_chunks_data", "length(data) BETWEEN 1 AND 1048576"),
+    _check("chunks_start", "start >= 0"),
+    _check("chunks_data", "length(data) BETWEEN 1 AND 1048576"),
     _refers("chunks", ["file"], ["files.number"]),
 )
 
@@ -215,13 +205,13 @@ JOBS = (
     sa.Column("owner", sa.Text()),
     sa.Column("epoch", sa.BigInteger(), nullable=False, server_default="0"),
     sa.Column("lease_until", sa.Double()),
-    sa.PrimaryKeyConstraint("batch", "line", name=op.f("pk_jobs")),
+    sa.PrimaryKeyConstraint("batch", "line", name=conv("pk_jobs")),
     _unique("jobs", "batch", "custom_id"),
-    _check("jobs_ck_jobs_state", "state IN ('queued', 'running', 'done', 'failed', 'expired', 'cancelled')"),
-    _check("jobs_ck_jobs_place", 'line >= 1 AND "offset" >= 0 AND length > 0 AND size >= 0'),
-    _check("jobs_ck_jobs_counts", "attempts >= 0 AND returns >= 0 AND epoch >= 0"),
-    _check("jobs_ck_jobs_owner", "(state = 'running') = (owner IS NOT NULL)"),
-    _check("jobs_ck_jobs_lease", "(state = 'running') = (lease_until IS NOT NULL)"),
+    _check("jobs_state", "state IN ('queued', 'running', 'done', 'failed', 'expired', 'cancelled')"),
+    _check("jobs_place", 'line >= 1 AND "offset" >= 0 AND length > 0 AND size >= 0'),
+    _check("jobs_counts", "attempts >= 0 AND returns >= 0 AND epoch >= 0"),
+    _check("jobs_owner", "(state = 'running') = (owner IS NOT NULL)"),
+    _check("jobs_lease", "(state = 'running') = (lease_until IS NOT NULL)"),
     _refers("jobs", ["batch"], ["batches.number"]),
 )
 
@@ -237,11 +227,11 @@ RESULTS = (
     sa.Column("created_at", sa.Double(), nullable=False),
     _unique("results", "batch", "line"),
     _refers("results", ["batch", "line"], ["jobs.batch", "jobs.line"]),
-    _check("results_ck_results_status", "status IS NULL OR status BETWEEN 100 AND 599"),
-    _check("results_ck_results_body", "(status IS NULL) = (body IS NULL)"),
-    _check("results_ck_results_error", "(status IS NULL) = (error_code IS NOT NULL)"),
-    _check("results_ck_results_message", "(error_code IS NULL) = (error_message IS NULL)"),
-    _check("results_ck_results_bytes", "bytes >= 0"),
+    _check("results_status", "status IS NULL OR status BETWEEN 100 AND 599"),
+    _check("results_body", "(status IS NULL) = (body IS NULL)"),
+    _check("results_error", "(status IS NULL) = (error_code IS NOT NULL)"),
+    _check("results_message", "(error_code IS NULL) = (error_message IS NULL)"),
+    _check("results_bytes", "bytes >= 0"),
 )
 
 
