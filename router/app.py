@@ -10,39 +10,31 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
 
-import msgspec
 import uvicorn
 import uvloop
 
-from router import logs
-from router.api.auth import Caller, Keyring
+from router import assembly, logs
 from router.api.front import Front
 from router.api.house import House
 from router.api.protocol import FrontProtocol
-from router.api.terms import Terms
-from router.core.call import Workload
 from router.core.estimate import Estimates
-from router.core.node import Node, Spec, State
-from router.dispatch import request
-from router.dispatch.admission import Admission, Limits
-from router.dispatch.dispatcher import Dispatcher, Patience
+from router.core.node import State
+from router.dispatch.admission import Admission
+from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.ledger import Ledger
-from router.dispatch.leg import Way
 from router.dispatch.trip import RELAY
 from router.errors import SettingsError
 from router.fleet.fleet import Fleet
 from router.fleet.probe import Probe
 from router.metrics import Metrics
-from router.settings import NodeEntry, Settings
+from router.settings import Settings
 from router.tokens import Tokens
 from router.upstream.client import Client
-from router.upstream.pool import Bounds, Pool
-from router.upstream.target import Target
+from router.upstream.pool import Pool
 
 FIRST_LOOK_S = 5.0
 """Longest wait at start for nodes to tell what they are; the rest are looked at later."""
@@ -67,15 +59,15 @@ class App:
         self.tokens = Tokens.load()
         self.metrics.tokenizer(exact=self.tokens.exact)
         self.estimates = Estimates()
-        self.nodes = [_node(entry, settings.pools.batch.reserve) for entry in settings.nodes]
-        targets = {entry.name: _target(entry.url, entry.api_key) for entry in settings.nodes}
-        self.admission = Admission(self.nodes, _limits(settings), self.clock, self.metrics.waiting)
-        self.ways, self.relay = _ways(settings, targets), _relay(settings)
+        self.nodes = [assembly.node(entry, settings.pools.batch.reserve) for entry in settings.nodes]
+        targets = {entry.name: assembly.target(entry.url, entry.api_key) for entry in settings.nodes}
+        self.admission = Admission(self.nodes, assembly.limits(settings), self.clock, self.metrics.waiting)
+        self.ways, self.relay = assembly.ways(settings, targets), assembly.relay(settings)
         self.dispatcher = Dispatcher(
             self.admission,
             self.ways,
             self.relay,
-            _patience(settings),
+            assembly.patience(settings),
             Ledger(self.clock, self.metrics, self.estimates),
         )
         self.client = Client(connections=64 + 8 * len(self.nodes))
@@ -86,7 +78,7 @@ class App:
             clock=self.clock,
             changed=self.admission.changed,
         )
-        self.metrics.watch(lambda: (_view(node) for node in self.nodes))
+        self.metrics.watch(lambda: (assembly.view(node) for node in self.nodes))
         self.front = Front(self._house())
 
     @property
@@ -128,18 +120,8 @@ class App:
             tokens=self.tokens,
             estimates=self.estimates,
             metrics=self.metrics,
-            keyring=Keyring(
-                (key.digest, Caller(name=key.name, workload=key.workload, fallback=key.fallback))
-                for key in settings.keys
-            ),
-            terms=Terms(
-                request_body_bytes=settings.server.request_body_bytes,
-                head_s=settings.server.head_s,
-                heartbeat_s=settings.server.heartbeat_s,
-                write_stall_s=settings.server.write_stall_s,
-                long_prompt_tokens=settings.classify.long_prompt_tokens,
-                cors_origins=settings.server.cors_origins,
-            ),
+            keyring=assembly.keyring(settings),
+            terms=assembly.terms(settings),
             relay_models=tuple(settings.relay.models) if settings.relay is not None else (),
             ready=self.ready,
             reader=self.reader,
@@ -206,29 +188,14 @@ def serve(settings: Settings) -> int:
         return runner.run(_serve(settings))
 
 
-async def look(settings: Settings) -> "list[NodeReport]":
+async def look(settings: Settings) -> list[assembly.NodeReport]:
     """One look at every node, for `ebbtide check`."""
     app = App(settings)
     try:
         await app.fleet.first_look(3 * settings.probe.timeout_s + 1.0)
     finally:
         await app.close()
-    return [_report(entry, node, app.fleet) for entry, node in zip(settings.nodes, app.nodes, strict=True)]
-
-
-@dataclass(kw_only=True)
-class NodeReport:
-    """What one look at a node found. None is unknown; `problem` is None when it can be used."""
-
-    name: str
-    url: str
-    engine: str
-    models: list[str]
-    context: int | None
-    kv_tokens: int | None
-    sequences: int | None
-    pools: Sequence[str]
-    problem: str | None
+    return [assembly.report(entry, node, app.fleet) for entry, node in zip(settings.nodes, app.nodes, strict=True)]
 
 
 async def _serve(settings: Settings) -> int:
@@ -301,101 +268,4 @@ def _uvicorn(app: App) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,
         timeout_keep_alive=int(server.keepalive_s),
-    )
-
-
-def _node(entry: NodeEntry, reserve: float) -> Node:
-    spec = Spec(
-        name=entry.name,
-        url=entry.url,
-        pools=entry.pools,
-        engine=entry.engine,
-        models=entry.models,
-        context=entry.context,
-        sequences=entry.max_sequences,
-        tokens=entry.kv_tokens,
-    )
-    return Node(spec, reserve=reserve if Workload.INTERACTIVE in entry.pools else 0.0)
-
-
-def _target(url: str, api_key: object) -> Target:
-    secret = getattr(api_key, "get_secret_value", lambda: None)()
-    return Target.parse(url, api_key=secret)
-
-
-def _limits(settings: Settings) -> dict[Workload, Limits]:
-    pools = {Workload.INTERACTIVE: settings.pools.interactive, Workload.BATCH: settings.pools.batch}
-    return {
-        workload: Limits(patience_s=pool.patience_s, queue_calls=pool.queue_calls, queue_bytes=pool.queue_bytes)
-        for workload, pool in pools.items()
-    }
-
-
-def _patience(settings: Settings) -> Patience:
-    upstream = settings.upstream
-    return Patience(
-        first_byte_s=upstream.first_byte_s,
-        first_byte_per_prompt_token_s=upstream.first_byte_per_prompt_token_s,
-        retries=upstream.retries,
-        retry_ratio=upstream.retry_ratio,
-    )
-
-
-def _ways(settings: Settings, targets: Mapping[str, Target]) -> dict[str, Way]:
-    bounds = _bounds(settings)
-    return {entry.name: _way(bounds, entry.name, targets[entry.name], entry.models) for entry in settings.nodes}
-
-
-def _relay(settings: Settings) -> Way | None:
-    relay = settings.relay
-    if relay is None:
-        return None
-    return _way(_bounds(settings), RELAY, _target(relay.url, relay.api_key), relay.models)
-
-
-def _way(bounds: Bounds, name: str, target: Target, models: Mapping[str, str]) -> Way:
-    return Way(name=name, target=target, pool=Pool(target, bounds), starts=request.starts(target), models=models)
-
-
-def _bounds(settings: Settings) -> Bounds:
-    upstream = settings.upstream
-    return Bounds(connect_s=upstream.connect_s, first_byte_s=upstream.first_byte_s, idle_s=upstream.idle_s)
-
-
-class _View(msgspec.Struct, frozen=True):
-    """A node as a scrape sees it."""
-
-    name: str
-    up: bool
-    state: str
-    running: Mapping[str, int]
-    room: Mapping[str, int]
-
-
-def _view(node: Node) -> _View:
-    budget = node.budget
-    held = {workload: budget.held(workload) for workload in Workload}
-    room = {str(workload): room.tokens for workload, room in held.items()}
-    if budget.tokens is not None:
-        room["capacity"] = budget.tokens
-    running = {str(workload): room.sequences for workload, room in held.items()}
-    return _View(node.name, node.state in (State.READY, State.PROBATION), node.state, running, room)
-
-
-def _report(entry: NodeEntry, node: Node, fleet: Fleet) -> NodeReport:
-    models = node.models()
-    known = [context for context in map(node.context, models) if context is not None]
-    problem = fleet.trouble.get(node.name)
-    if problem is None and not models:
-        problem = "it serves no model"
-    return NodeReport(
-        name=node.name,
-        url=entry.url,
-        engine=node.facts.engine if problem is None else entry.engine,
-        models=models,
-        context=max(known, default=None),
-        kv_tokens=node.budget.tokens,
-        sequences=node.budget.sequences,
-        pools=sorted(node.spec.pools),
-        problem=problem,
     )

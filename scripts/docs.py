@@ -1,4 +1,4 @@
-"""Write the generated parts of docs/: settings, commands and metrics, from the code that defines them.
+"""Write the generated parts of docs/: settings, commands, metrics and states, from the code that defines them.
 
     python scripts/docs.py            write them
     python scripts/docs.py --check    exit 1 when a page is not current
@@ -22,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from router.cli import COMMANDS  # noqa: E402
 from router.core.call import Outcome, Reason, Workload  # noqa: E402
-from router.core.node import State  # noqa: E402
+from router.core.node import TRANSITIONS, Event, State  # noqa: E402
 from router.core.placement import RelayCause  # noqa: E402
 from router.metrics import Metrics, Spread  # noqa: E402
 from router.settings import FIELDS, variable  # noqa: E402
@@ -77,10 +77,26 @@ def metrics() -> Iterator[str]:
             yield f"| `{family.name}` | {', '.join(f'{bound:g}' for bound in family.bounds)} |"
 
 
+def nodes() -> Iterator[str]:
+    """The states of a node and what moves it, drawn and as a table of every pair."""
+    yield "```mermaid\nstateDiagram-v2\n    [*] --> starting"
+    for before, moves in TRANSITIONS.items():
+        for after in dict.fromkeys(moves.values()):
+            events = ", ".join(event.value for event, then in moves.items() if then is after)
+            yield f"    {before} --> {after}: {events}"
+    yield "```\n\nAn empty cell changes nothing.\n"
+    yield f"| state | {' | '.join(event.value for event in Event)} |"
+    yield f"|---{'|---' * len(Event)}|"
+    for state in State:
+        after = (TRANSITIONS.get(state, {}).get(event) for event in Event)
+        yield f"| `{state}` | {' | '.join(f'`{then}`' if then else '' for then in after)} |"
+
+
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "configuration.md": configuration,
     "cli.md": commands,
     "metrics.md": metrics,
+    "nodes.md": nodes,
 }
 
 

@@ -291,6 +291,22 @@ def test_environment_over_file_and_command_line_over_both(read):
     assert (settings.nodes[0].engine, settings.nodes[0].name) == ("vllm", "a")
 
 
+def test_the_environment_of_the_process_is_not_looked_at(read, monkeypatch):
+    monkeypatch.setenv("EBBTIDE_SERVER__PORT", "9000")
+    monkeypatch.setenv("SERVER", '{"port": 9000}')
+    assert read(NODES).server.port == 8080
+    assert read(NODES, {"EBBTIDE_LOG__LEVEL": "error"}).server.port == 8080
+    assert Settings(nodes=(NodeEntry(name="a", url="http://a"),)).server.port == 8080
+
+
+def test_a_variable_replaces_what_an_option_merges(read):
+    text = NODES + "server: {drain_s: 5, head_s: 7}\npools: {batch: {patience_s: 9}}\n"
+    replaced = read(text, {"EBBTIDE_SERVER": "{port: 1}", "EBBTIDE_POOLS__BATCH": "{reserve: 0}"})
+    assert (replaced.server.port, replaced.server.drain_s, replaced.pools.batch.patience_s) == (1, 600, 3600)
+    merged = read(text, {"EBBTIDE_SERVER__HEAD_S": "8"}, {"server": {"port": 1}})
+    assert (merged.server.port, merged.server.drain_s, merged.server.head_s) == (1, 5, 8)
+
+
 def test_environment_alone_is_enough():
     environ = {
         f"EBBTIDE_NODES__{index}__{key}": value.format(index)

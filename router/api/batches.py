@@ -70,7 +70,9 @@ class Batches:
         if row is None:
             raise _no_such_batch(visit.id)
         pace = await store.pace(row) if row.state is BatchState.IN_PROGRESS else None
-        return json_response(batch_object(row, pace, self._desk.clock()))
+        ends_at = None if pace is None else _ends_at(row, pace, self._desk.clock())
+        waits_for = self._desk.waits(row, 0 if pace is None else pace.running) or _turn(pace)
+        return json_response(batch_object(row, ends_at, waits_for))
 
     async def cancel(self, visit: Visit) -> Response:
         """Stop a batch; what is done stays."""
@@ -96,7 +98,7 @@ class Batches:
             raise over_quota(f"You have {held} batches that have not ended, and may have {most}.")
 
 
-def batch_object(row: BatchRow, pace: Pace | None = None, now: float = 0.0) -> dict[str, Any]:
+def batch_object(row: BatchRow, ends_at: int | None = None, waits_for: str | None = None) -> dict[str, Any]:
     """OpenAI's Batch, every key there and null when unset, and ours under `ebbtide`."""
     told: dict[str, Any] = {
         "id": row.id,
@@ -118,8 +120,8 @@ def batch_object(row: BatchRow, pace: Pace | None = None, now: float = 0.0) -> d
         "ebbtide": {
             "priority": row.priority,
             "progress": _progress(row),
-            "estimated_completion_at": None if pace is None else _ends_at(row, pace, now),
-            "waiting_reason": _waits_for(row, pace),
+            "estimated_completion_at": ends_at,
+            "waiting_reason": waits_for,
         },
     }
     return told
@@ -148,14 +150,12 @@ def _ends_at(row: BatchRow, pace: Pace, now: float) -> int | None:
     return math.ceil(now + (pace.ahead + left) * pace.window_s / pace.done_last)
 
 
-def _waits_for(row: BatchRow, pace: Pace | None) -> str | None:
-    if row.state is BatchState.VALIDATING:
-        return "Its lines are being checked."
-    if row.state is not BatchState.IN_PROGRESS or (pace is not None and pace.running):
+def _turn(pace: Pace | None) -> str | None:
+    """That others go first, if that is all there is to say."""
+    if pace is None or pace.running or not pace.ahead:
         return None
-    if row.waiting is None and pace is not None and pace.ahead:
-        return f"{pace.ahead} lines of batches that are due earlier go first."
-    return row.waiting
+    lines = "1 line" if pace.ahead == 1 else f"{pace.ahead} lines"
+    return f"{lines} of batches that are due earlier go first."
 
 
 def _asked(visit: Visit, told: Mapping[str, Any], webhook: str | None) -> NewBatch:

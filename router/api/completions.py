@@ -25,7 +25,7 @@ from router.api.owners import with_known_tier
 from router.api.presence import Presence, too_large
 from router.api.replies import Answering
 from router.core.body import LONG_BODY, Body, read_body
-from router.core.call import Call, Endpoint, Protocol
+from router.core.call import Call, Endpoint, Protocol, Reason, Workload
 from router.core.classify import classify
 from router.core.estimate import Estimate
 from router.errors import Answer, BadRequest, ClientLeft, Internal, NodeFailed, UnsupportedContentType
@@ -51,6 +51,21 @@ class Asked(msgspec.Struct):
     caller: Caller
     query: bytes
     raw: bytes
+
+
+class Size(msgspec.Struct, kw_only=True, gc=False):
+    """Tokens of one request.
+
+    `counted` with our vocabulary; the rest as the model's own would have it: `prompt` of all prompts, `each` of one,
+    `least` what the longest surely has and `upper` what it hardly exceeds; `output` of one sequence, at most.
+    """
+
+    counted: int
+    prompt: int
+    each: int
+    least: int
+    upper: int
+    output: int
 
 
 class Completions:
@@ -124,47 +139,60 @@ class Completions:
         return call
 
     async def _call(self, asked: Asked, body: Body) -> Call:
-        house, caller, endpoint = self._house, asked.caller, asked.endpoint
+        endpoint, caller, heading = asked.endpoint, asked.caller, asked.heading
         stateful = endpoint.protocol is Protocol.RESPONSES
-        earlier = house.owners.earlier(caller, body) if stateful else None
-        estimate = house.estimates.of(body.model)
-        interactive_context = house.fleet.interactive_context(body.model)
-        counted = await self._count(endpoint, body)
-        hidden = earlier.tokens if earlier is not None else 0
-        prompt_tokens = estimate.prompt(counted) + hidden
-        prompts = max(1, body.content.prompts)
-        workload, reason = classify(
-            header=asked.heading.workload,
-            key_class=caller.workload,
-            job=False,
-            body=body,
-            prompt_tokens=prompt_tokens // prompts,
-            long_prompt_tokens=house.terms.long_prompt_tokens,
-            interactive_context=interactive_context,
-        )
+        earlier = self._house.owners.earlier(caller, body) if stateful else None
+        size = await self._size(endpoint, body, 0 if earlier is None else earlier.tokens)
+        workload, reason = self._workload(asked, body, size.each)
         return Call(
             id=asked.id,
             endpoint=endpoint,
             model=body.model,
             body=with_known_tier(asked.raw, body) if stateful else asked.raw,
-            prompt_tokens=prompt_tokens,
-            output_tokens=_output(endpoint, body, estimate),
+            prompt_tokens=size.prompt,
+            output_tokens=size.output,
             workload=workload,
             reason=reason,
             caller=caller.name,
             stream=body.stream,
             sequences=0 if endpoint.path in _FREE else body.sequences,
-            counted=0 if body.has_media or earlier is not None else counted,
-            least_tokens=_least(body, prompt_tokens),
-            context_tokens=estimate.upper(counted) // prompts + hidden,
+            counted=0 if body.has_media or earlier is not None else size.counted,
+            least_tokens=size.least,
+            context_tokens=size.upper,
             asked=body.max_output,
-            deadline_s=None if body.stream else asked.heading.deadline_s,
+            deadline_s=None if body.stream else heading.deadline_s,
             query=asked.query,
-            content_type=asked.heading.content_type if endpoint.multipart else _JSON,
-            headers=asked.heading.passed,
+            content_type=heading.content_type if endpoint.multipart else _JSON,
+            headers=heading.passed,
             ask_usage=body.stream and not body.has_stream_options and endpoint.path in _USAGE_ON_WISH,
-            bound_to=earlier.node if earlier is not None else None,
+            bound_to=None if earlier is None else earlier.node,
             fallback=caller.fallback,
+        )
+
+    def _workload(self, asked: Asked, body: Body, prompt_tokens: int) -> tuple[Workload, Reason]:
+        return classify(
+            header=asked.heading.workload,
+            key_class=asked.caller.workload,
+            job=False,
+            body=body,
+            prompt_tokens=prompt_tokens,
+            long_prompt_tokens=self._house.terms.long_prompt_tokens,
+            interactive_context=self._house.fleet.interactive_context(body.model),
+        )
+
+    async def _size(self, endpoint: Endpoint, body: Body, hidden: int) -> Size:
+        """Measure a body. `hidden` are tokens of the conversation it goes on with, which its node keeps."""
+        counted = await self._count(endpoint, body)
+        estimate = self._house.estimates.of(body.model)
+        prompts = max(1, body.content.prompts)
+        prompt = estimate.prompt(counted) + hidden
+        return Size(
+            counted=counted,
+            prompt=prompt,
+            each=prompt // prompts,
+            least=_least(body, prompt),
+            upper=estimate.upper(counted) // prompts + hidden,
+            output=_output(endpoint, body, estimate),
         )
 
     async def _count(self, endpoint: Endpoint, body: Body) -> int:

@@ -21,6 +21,7 @@ from router.api import errors, headers
 from router.api.auth import Keyring
 from router.api.headers import Heading
 from router.api.terms import Terms
+from router.core.job import BatchState
 from router.core.wellformed import not_json
 from router.errors import (
     Answer,
@@ -35,7 +36,7 @@ from router.errors import (
     TooLarge,
     UnsupportedContentType,
 )
-from router.jobs.store import Store
+from router.jobs.store import BatchRow, Store
 
 JSON_BYTES = 2**20
 """Most bytes of a JSON body here; an upload of 20,000 parts stays under it."""
@@ -62,9 +63,17 @@ class Bounds:
     batch_file_s: int | None = 2_592_000
 
 
-def no_webhooks(_caller: str, _url: str | None) -> str | None:
-    """Nobody is told when a batch ends."""
-    return None
+def no_webhooks(_caller: str, url: str | None) -> None:
+    """Nobody is told when a batch ends, and who asks for it hears so."""
+    if url is not None:
+        raise BadRequest("This router sends no webhooks.", param="webhook", code="invalid_value")
+
+
+def waits(batch: BatchRow, running: int) -> str | None:
+    """Why a batch waits of which `running` lines run, as far as its row tells; None when it does not."""
+    if batch.state is BatchState.VALIDATING:
+        return "Its lines are being checked."
+    return batch.waiting if batch.state is BatchState.IN_PROGRESS and not running else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +81,8 @@ class Desk:
     """What files, uploads and batches need.
 
     `quota` is asked by caller; `webhook` with a caller and the URL a batch names (or None): the URL to tell, or None;
-    it raises BadRequest for one that is not allowed. `clock` is unix seconds.
+    it raises BadRequest for one that is not allowed; `waits` with a batch and how many of its lines run: why it waits.
+    `clock` is unix seconds.
     """
 
     store: Store
@@ -82,6 +92,7 @@ class Desk:
     bounds: Bounds = Bounds()
     quota: Callable[[str], Quota] = lambda _: Quota()
     webhook: Callable[[str, str | None], str | None] = no_webhooks
+    waits: Callable[[BatchRow, int], str | None] = waits
 
     def route(self, path: str, **answers: "Serving") -> Route:
         """A path (without version) and what answers each method."""

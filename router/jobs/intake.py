@@ -8,7 +8,7 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 
@@ -19,8 +19,8 @@ from router.jobs.checks import Rules
 from router.jobs.lines import Reader
 from router.jobs.store import BatchRow, FileRow, LineError, NewJob, Store, Topic
 
-STEP_JOBS = 1000
-"""Lines written in one go."""
+STEP_JOBS = 250
+"""Lines written in one go: so many hold the event loop for about 5 ms."""
 LEASE_S = 30.0
 LOOK_S = 1.0
 """How often a batch is looked for when nobody says that there is one, and the wait after the store was lost."""
@@ -103,7 +103,7 @@ async def _read(intake: Intake, batch: BatchRow, file: FileRow, reader: Reader) 
         if reader.done:
             return True
         if len(jobs) >= STEP_JOBS and not reader.found:
-            if not await intake.store.add_jobs(batch, jobs):
+            if not await _write(intake.store, batch, jobs):
                 return False
             jobs = []
         if loop.time() >= due:
@@ -111,7 +111,15 @@ async def _read(intake: Intake, batch: BatchRow, file: FileRow, reader: Reader) 
                 return False
             due = loop.time() + intake.lease_s / 3
     jobs += await loop.run_in_executor(intake.reader, reader.end)
-    return bool(reader.found) or await intake.store.add_jobs(batch, jobs)
+    return bool(reader.found) or await _write(intake.store, batch, jobs)
+
+
+async def _write(store: Store, batch: BatchRow, jobs: Sequence[NewJob]) -> bool:
+    """Write lines down in steps; False when another router has taken the batch over."""
+    for start in range(0, len(jobs), STEP_JOBS):
+        if not await store.add_jobs(batch, jobs[start : start + STEP_JOBS]):
+            return False
+    return True
 
 
 async def _check_allowance(intake: Intake, batch: BatchRow, reader: Reader) -> None:

@@ -82,8 +82,9 @@ def _never(job: JobRow) -> bool:
 class Runner:
     """`run` it until cancelled.
 
-    `relays` says whether a line may go to the relay. `ended` counts how tries ended: done, failed, charged, returned,
-    lost. `held` are the lines under our lease. `setbacks` tells by batch why a line was put back last.
+    `relays` says whether a line may go to the relay; `delay` how long one waits before its n-th next try. `ended`
+    counts how tries ended: done, failed, charged, returned, lost. `held` are the lines under our lease. `setbacks`
+    tells by batch why a line was put back last.
     """
 
     store: Store
@@ -92,6 +93,7 @@ class Runner:
     calls: Calls
     terms: Terms = field(default_factory=Terms)
     relays: Callable[[JobRow], bool] = _never
+    delay: Callable[[int, float], float] = retry_delay_s
     clock: Callable[[], float] = time.monotonic
     ended: Counter[str] = field(default_factory=Counter)
 
@@ -243,7 +245,7 @@ class Runner:
         job = held.job
         line = await self._insist(lambda: self.store.line(job))
         call = await self.calls.of(job, line, streamed=streamed, fallback=self.relays(job))
-        while self.clock() >= held.safe_until:
+        while self.trouble is not None or self.clock() >= held.safe_until:
             await self._renewed.wait()
         held.call_id = call.id
         return call
@@ -288,7 +290,7 @@ class Runner:
 
     async def _put_back(self, held: Held, verdict: Back) -> bool:
         job = held.job
-        wait_s = retry_delay_s((job.attempts if verdict.charged else job.returns) + 1, random.random())
+        wait_s = self.delay((job.attempts if verdict.charged else job.returns) + 1, random.random())
         if not verdict.charged:
             wait_s = min(BACK_S, wait_s if verdict.after_s is None else verdict.after_s)
         not_before = await self.store.now() + wait_s

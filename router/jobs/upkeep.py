@@ -6,6 +6,7 @@ Every loop here survives whatever goes wrong in it: the router goes on serving c
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 
 import structlog
 
@@ -18,6 +19,8 @@ AGAIN_S = 1.0
 """Wait before a loop that failed begins again."""
 NOTE_S = 1.0
 """How often the reasons why batches wait are written down, when they changed."""
+NOTE_ALL = 10
+"""Every so many times, all of them."""
 
 log = structlog.get_logger()
 
@@ -64,12 +67,14 @@ class Upkeep:
 
     async def _note(self) -> None:
         told: dict[str, str] = {}
-        while True:
+        for turn in count():
             now = dict(self.reasons())
             changed = {batch: now.get(batch) for batch in told.keys() | now.keys() if told.get(batch) != now.get(batch)}
-            if changed:
-                await self.store.note(changed)
-                told = now
+            # A line that ends takes the note away, and may do so between two looks.
+            noted = changed if turn % NOTE_ALL else {**changed, **now}
+            if noted:
+                await self.store.note(noted)
+            told = now
             await asyncio.sleep(NOTE_S)
 
 

@@ -1,10 +1,12 @@
 """What an operator may say, read once and frozen.
 
-`sections` holds the nouns, `values` the kinds of value, `document` what was written where, `yamlfile` the file, and
-`reading` puts them together. Everything that is wrong is told at once, with file, line, key and remedy.
+`sections` holds the nouns, `values` the kinds of value, `fields` the list of all keys. `document` is what was written
+where, `yamlfile` reads the file, `sources` are file, environment and command line as pydantic-settings asks them, and
+`reading` puts it together. Everything that is wrong is told at once, with file, line, key and remedy.
 """
 
-from router.settings.reading import FIELDS, dump, load, variable
+from router.settings.fields import FIELDS, variable
+from router.settings.reading import dump, load
 from router.settings.sections import (
     BatchPool,
     Classify,

@@ -1,28 +1,26 @@
 """From a file, the environment and the command line to `Settings`, or to one error that tells everything wrong.
 
-Reading is pure: the environment is an argument, and nothing outside the file is looked at. `EBBTIDE_SERVER__PORT` is
-`server.port` and `EBBTIDE_NODES__0__URL` the first node's `url`; where a list or mapping belongs, `[...]` is YAML.
-Variables without `__` that name no section are left alone: Kubernetes sets `EBBTIDE_PORT` and its like for any service
-called ebbtide. Refusals name place, key and remedy, never the value, which may be a secret in the wrong place.
+`sources` reads for pydantic-settings what each of the three says; here the answer is checked, and put into words.
+Refusals name place, key and remedy, never the value, which may be a secret in the wrong place.
 """
 
 import difflib
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, TypeGuard, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, SecretStr, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
 
 from router.errors import SettingsError
-from router.settings.document import Document, Place, Problem
+from router.settings.document import Document, Problem
+from router.settings.fields import FIELDS, variable, way
 from router.settings.sections import Settings
+from router.settings.sources import Hand, hands
 from router.settings.values import Clash, Loc, Tree
-from router.settings.yamlfile import read_file, read_value
+from router.settings.yamlfile import read_file
 
-PREFIX = "EBBTIDE_"
 MOST_PROBLEMS = 100
 RULES = {
     "missing": "is required",
@@ -61,10 +59,8 @@ def load(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
     Raises SettingsError with one line for each problem: `file:line: key: what is wrong; did you mean ...`.
     """
     document = read_file(path, environ) if path else Document("settings")
-    if document.tree or not document.problems:
-        _write_environment(document, environ)
-        document.merge(overrides or {}, Place("command line"))
-    settings, found = _checked(document)
+    sources = tuple(hands(document, environ, overrides or {}))
+    settings, found = _checked(document, sources[::-1])
     problems = sorted(document.problems + found)
     if problems or settings is None:
         lines = list(dict.fromkeys(map(str, problems)))
@@ -78,58 +74,13 @@ def dump(settings: Settings) -> dict[str, Tree]:
     return {name: _plain(value, (name,)) for name, value in settings.model_dump(by_alias=True).items()}
 
 
-def fields(model: type[BaseModel] = Settings, at: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
-    """Every setting with its way down, parents first; `*` stands for any item of a list."""
-    for name, field in model.model_fields.items():
-        here = (*at, field.alias or name)
-        yield here, field
-        for inner in (field.annotation, *get_args(field.annotation)):
-            if _is_section(inner):
-                listed = Ellipsis in get_args(field.annotation)
-                yield from fields(inner, (*here, "*") if listed else here)
-
-
-def variable(loc: Loc) -> str:
-    """The environment variable that writes over a setting."""
-    return PREFIX + "__".join(str(part).upper() for part in loc)
-
-
-def _write_environment(document: Document, environ: Mapping[str, str]) -> None:
-    found = {_loc(name): name for name, value in environ.items() if name.startswith(PREFIX) and value}
-    for loc in sorted(found, key=lambda loc: [(str(type(part)), part) for part in loc]):
-        name, value = found[loc], environ[found[loc]]
-        if len(loc) == 1 and loc not in FIELDS:
-            continue
-        place = Place(name)
-        written = value[0] in "[{" and _holds_more(loc)
-        document.put(loc, read_value(value, document, place, loc) if written else value, place)
-
-
-def _holds_more(loc: Loc) -> bool:
-    """Whether a list or a mapping belongs here; a secret may begin with a bracket, too."""
-    field = FIELDS.get(_way(loc))
-    kinds = () if field is None else (field.annotation, *get_args(field.annotation))
-    return any(get_origin(kind) in (dict, tuple, frozenset) or _is_section(kind) for kind in kinds)
-
-
-def _way(loc: Loc) -> tuple[str, ...]:
-    return tuple("*" if isinstance(part, int) else part for part in loc)
-
-
-def _is_section(kind: object) -> TypeGuard[type[BaseModel]]:
-    return isinstance(kind, type) and issubclass(kind, BaseModel)
-
-
-def _loc(name: str) -> Loc:
-    return tuple(int(part) if part.isdecimal() else part for part in name.removeprefix(PREFIX).lower().split("__"))
-
-
-def _checked(document: Document) -> tuple[Settings | None, list[Problem]]:
+def _checked(document: Document, sources: tuple[Hand, ...]) -> tuple[Settings | None, list[Problem]]:
+    """What the sources say, strongest first, or what is wrong with it."""
     unreadable = [problem.loc for problem in document.problems]
     if () in unreadable:
         return None, []
     try:
-        return Settings.model_validate(document.tree), []
+        return Settings.of(sources), []
     except ValidationError as error:
         told = [
             Problem(document.place(loc), loc, text)
@@ -163,7 +114,7 @@ def _meant(word: str, *choices: list[str]) -> str:
 
 
 def _siblings(loc: Loc) -> list[str]:
-    return [known[-1] for known in FIELDS if known[:-1] == _way(loc[:-1])]
+    return [known[-1] for known in FIELDS if known[:-1] == way(loc[:-1])]
 
 
 def _elsewhere(word: str) -> list[str]:
@@ -192,7 +143,3 @@ def _plain(value: object, loc: Loc) -> Tree:
         case int() | float() | None:
             return value
     raise TypeError(type(value).__name__)
-
-
-FIELDS = dict(fields())
-"""Every setting by its way down."""

@@ -7,9 +7,10 @@ a bound a sane installation never meets. Unknown keys are refused. Secrets are `
 
 import ipaddress
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validator, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from router.core.call import Workload
 from router.settings.values import (
@@ -37,7 +38,7 @@ from router.settings.values import (
 class Section(BaseModel):
     """One mapping of the file."""
 
-    model_config = ConfigDict(
+    model_config = SettingsConfigDict(
         frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True, validate_default=True
     )
 
@@ -213,7 +214,7 @@ class Log(Section):
     """One line for every finished call. It never holds prompts, answers or keys."""
 
 
-class Settings(Section):
+class Settings(Section, BaseSettings):
     """Everything an operator said, checked as a whole. Made by `load`."""
 
     server: Server = Server()
@@ -236,6 +237,23 @@ class Settings(Section):
     """How nodes are looked at."""
     log: Log = Log()
     """What is written to standard error."""
+
+    @classmethod
+    def of(cls, sources: tuple[PydanticBaseSettingsSource, ...]) -> Self:
+        """What the sources say, the strongest first. Raises ValidationError."""
+        return cls(_build_sources=(sources, {}))  # type: ignore[call-arg]  # mypy sees fields only
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what is given: neither this process's environment nor any file is read unasked."""
+        return (init_settings,)
 
     @field_validator("nodes")
     @classmethod

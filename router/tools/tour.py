@@ -14,8 +14,8 @@ from rich.text import Text
 
 from router.tools.ask import Answered, ask
 
-#: Days in the logs that are to be summarised: about 2,300 and 1,500 tokens.
-LONG_DAYS, SHORT_DAYS = 66, 42
+#: Days in the logs that are to be summarised: about 1,300 tokens, which keep the slot busy, and 4,000, which wait.
+SHORT_DAYS, LONG_DAYS = 36, 114
 #: A pause between chats, as a person's.
 CHAT_PAUSE_S = 1.0
 QUESTIONS = (
@@ -69,13 +69,13 @@ def _documents_and_chats(
 ) -> tuple[list[Asked], list[Answered]]:
     """Two documents, and chats for as long as they take; at least one."""
     console.print("[bold]2. Two documents.[/bold] Long: batch, and sent to the long node, which has one slot.")
-    console.print("   The second waits its turn in the router; chats go on beside both.")
-    texts = (_log("north quay", LONG_DAYS), _log("south quay", SHORT_DAYS))
-    documents = [threads.submit(ask, port, _chat(model, text, tokens=32)) for text in texts]
-    chats: list[Answered] = []
+    console.print("   The second, of 4,000 tokens, waits its turn in the router; chats go on beside both.")
+    documents = [threads.submit(ask, port, _chat(model, _log("north quay", SHORT_DAYS), tokens=32))]
+    chats = [ask(port, _chat(model, QUESTIONS[1], tokens=24))]
+    documents.append(threads.submit(ask, port, _chat(model, _log("south quay", LONG_DAYS), tokens=32)))
     started = time.monotonic()
     with console.status("") as status:
-        while not chats or not all(document.done() for document in documents):
+        while not all(document.done() for document in documents):
             status.update(_progress(documents, len(chats), time.monotonic() - started))
             chats.append(ask(port, _chat(model, QUESTIONS[1 + len(chats) % (len(QUESTIONS) - 1)], tokens=24)))
             time.sleep(CHAT_PAUSE_S)

@@ -1,21 +1,30 @@
 """Everything that speaks HTTP and is not a call: probes, scrapes, hooks. The only module that knows httpx2.
 
+Looks (`get_*`, `post_json`) want a 2xx answer; talks (`ask`, `send_file`, `save`) take any and let the caller judge.
+
 Rules: one shared client; no redirects, no proxies from the environment; every look is bounded in time and bytes, and
-asks for plain bytes so that a small answer cannot unfold into a large one. Failures are told as ProbeFailed, without
-URL or headers.
+asks for plain bytes so that a small answer cannot unfold into a large one; files are sent and saved in pieces, and only
+silence ends that. Failures are told as ProbeFailed, without URL or headers.
 """
 
 import asyncio
 import ssl
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Self, TypeAlias
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
 
 import httpx2
 import msgspec
 
 from router.errors import ProbeFailed
 
-__all__ = ["Client"]
+__all__ = ["Client", "Said"]
+
+ERROR_BYTES = 2**16
+"""So much of an error's body is read where a file was wanted."""
+_FAILURES = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ValueError)
+"""What httpx2 raises for a peer; an OSError beside these is of a file of ours."""
 
 #: Whatever JSON can hold.
 Json: TypeAlias = Any
@@ -24,6 +33,23 @@ Json: TypeAlias = Any
 class _Bounds(NamedTuple):
     timeout_s: float
     max_bytes: int
+
+
+class Said(NamedTuple):
+    """An answer, whatever its status."""
+
+    status: int
+    body: bytes
+
+    @property
+    def good(self) -> bool:
+        """Whether it is what was asked for."""
+        return 200 <= self.status < 300
+
+    @property
+    def json(self) -> Json:
+        """The body, decoded. Raises ProbeFailed."""
+        return _decoded(self.body)
 
 
 class Client:
@@ -77,13 +103,63 @@ class Client:
         body = await self._fetch("POST", url, headers, msgspec.json.encode(payload), _Bounds(timeout_s, max_bytes))
         return _decoded(body) if body.strip() else None
 
+    async def ask(
+        self,
+        method: str,
+        url: str,
+        payload: Json = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        timeout_s: float = 30.0,
+    ) -> Said:
+        """Send JSON, or nothing, and return the whole answer, of any status. Raises ProbeFailed when there is none."""
+        options = {} if payload is None else {"json": payload}
+        with _told():
+            async with (
+                asyncio.timeout(timeout_s),
+                self._http.stream(method, url, headers=dict(headers or {}), timeout=timeout_s, **options) as response,
+            ):
+                return Said(response.status_code, await _bounded(response, 2**24))
+
+    async def send_file(
+        self,
+        url: str,
+        file: Path,
+        fields: Mapping[str, str],
+        *,
+        headers: Mapping[str, str] | None = None,
+        silence_s: float = 60.0,
+    ) -> Said:
+        """Send a file, piece by piece, as the `file` of a form. The answer may have any status. Raises ProbeFailed."""
+        with file.open("rb") as source, _told(failures=_FAILURES):
+            form = {"file": (file.name, source, "application/octet-stream")}
+            async with self._http.stream(
+                "POST", url, headers=dict(headers or {}), data=dict(fields), files=form, timeout=silence_s
+            ) as response:
+                return Said(response.status_code, await _bounded(response, 2**24))
+
+    async def save(
+        self, url: str, sink: BinaryIO, *, headers: Mapping[str, str] | None = None, silence_s: float = 60.0
+    ) -> Said:
+        """Write the body of a 2xx answer into `sink` as it comes (and leave it empty in what is returned).
+
+        Any other answer is returned whole. Raises ProbeFailed.
+        """
+        with _told(failures=_FAILURES):
+            async with self._http.stream("GET", url, headers=dict(headers or {}), timeout=silence_s) as response:
+                if not response.is_success:
+                    return Said(response.status_code, await _bounded(response, ERROR_BYTES))
+                async for piece in response.aiter_bytes():
+                    sink.write(piece)
+                return Said(response.status_code, b"")
+
     async def _fetch(
         self, method: str, url: str, headers: Mapping[str, str] | None, content: bytes | None, bounds: _Bounds
     ) -> bytes:
         fields = dict(headers or {})
         if content is not None:
             fields.setdefault("content-type", "application/json")
-        try:
+        with _told(bounds.timeout_s):
             # httpx2 bounds each read; a server that trickles would hold us for ever.
             async with (
                 asyncio.timeout(bounds.timeout_s),
@@ -92,10 +168,20 @@ class Client:
                 if not response.is_success:
                     raise ProbeFailed(f"status {response.status_code}", response.status_code)
                 return await _bounded(response, bounds.max_bytes)
-        except TimeoutError as exc:
-            raise ProbeFailed(f"no whole answer within {bounds.timeout_s:g} s") from exc
-        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, ValueError) as exc:
-            raise ProbeFailed(f"no answer: {type(exc).__name__}") from exc
+
+
+@contextmanager
+def _told(
+    within_s: float | None = None, failures: tuple[type[Exception], ...] = (*_FAILURES, OSError)
+) -> Iterator[None]:
+    """Failures in our words. `within_s` is the bound of the whole answer."""
+    try:
+        yield
+    except TimeoutError as exc:
+        bound = "in time" if within_s is None else f"within {within_s:g} s"
+        raise ProbeFailed(f"no whole answer {bound}") from exc
+    except failures as exc:
+        raise ProbeFailed(f"no answer: {type(exc).__name__}") from exc
 
 
 async def _bounded(response: httpx2.Response, limit: int) -> bytes:

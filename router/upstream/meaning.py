@@ -186,6 +186,7 @@ class TokenReader:
                 return
 
     def read(self, payload: bytes, name: bytes) -> Said:
+        """What an event says; `payload` is its data, `name` its event field, or empty."""
         self._single = False
         try:
             chunk = _chunk.decode(payload)

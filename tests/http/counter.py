@@ -5,7 +5,6 @@
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -16,6 +15,7 @@ from typing import Any, cast
 
 import uvicorn
 from openai import AsyncOpenAI
+from uvicorn.server import ServerState
 
 from router.api.auth import Caller, Keyring
 from router.api.batches import Batches
@@ -26,7 +26,6 @@ from router.api.house import House
 from router.api.protocol import FrontProtocol
 from router.api.terms import Terms
 from router.api.uploads import Uploads
-from router.app import Server
 from router.jobs.checks import Rules
 from router.jobs.intake import Intake
 from router.jobs.store import JobRow, NewResult, Store, Tokens
@@ -50,14 +49,14 @@ class Clock:
 class Counter:
     """The desk, listening."""
 
-    def __init__(self, store: Store, desk: Desk, intake: Intake, clock: Clock, server: Server) -> None:
-        self.store, self.desk, self.intake, self.clock, self._server = store, desk, intake, clock, server
-        self.port = server.servers[0].sockets[0].getsockname()[1]
+    def __init__(self, store: Store, desk: Desk, intake: Intake, clock: Clock, port: int, state: ServerState) -> None:
+        self.store, self.desk, self.intake, self.clock = store, desk, intake, clock
+        self.port, self._state = port, state
 
     @property
     def connections(self) -> int:
         """Clients that are connected."""
-        return len(self._server.server_state.connections)
+        return len(self._state.connections)
 
     def sdk(self, key: str = "sk-ann", **options: Any) -> AsyncOpenAI:
         return AsyncOpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=key, **options)
@@ -81,7 +80,8 @@ class Counter:
     async def batch(self, *lines: Any, **fields: Any) -> dict[str, Any]:
         """A batch of these lines, checked."""
         told = {"endpoint": "/v1/chat/completions", "completion_window": "24h"} | fields
-        told.setdefault("input_file_id", await self.file(jsonl(*lines)))
+        if "input_file_id" not in told:
+            told["input_file_id"] = await self.file(jsonl(*lines))
         reply = await self.ask("POST", "/v1/batches", told)
         assert reply.status == 200, reply.body
         await self.check()
@@ -158,11 +158,13 @@ async def open_counter(home: Path, *, rules: Sequence[tuple[str, Any]] = (), **d
     terms = desk.pop("terms", Terms())
     allowance = {"allowance": desk.pop("allowance")} if "allowance" in desk else {}
     reader = ThreadPoolExecutor(1)
-    intake = Intake(store=store, rules=Rules(**{"models": MODELS.__contains__, **dict(rules)}), reader=reader, **allowance)
+    intake = Intake(
+        store=store, rules=Rules(**{"models": MODELS.__contains__, **dict(rules)}), reader=reader, **allowance
+    )
     there = Desk(store=store, keyring=keyring, terms=terms, clock=clock, **desk)
     try:
-        async with listening(there) as server:
-            yield Counter(store, there, intake, clock, server)
+        async with listening(there) as (port, state):
+            yield Counter(store, there, intake, clock, port, state)
     finally:
         reader.shutdown()
         await store.close()
@@ -175,24 +177,31 @@ async def _migrated(path: Path) -> None:
     """An empty database; migrated once, copied from then on."""
     if not _fresh:
         await (await Store.open(f"sqlite:///{path}", router="first")).close()
+    _copy(path)
+
+
+def _copy(path: Path) -> None:
+    if not _fresh:
         _fresh.append(path.read_bytes())
     path.write_bytes(_fresh[0])
 
 
 @asynccontextmanager
-async def listening(desk: Desk) -> AsyncIterator[Server]:
+async def listening(desk: Desk) -> AsyncIterator[tuple[int, ServerState]]:
     """Serves the desk's paths behind the real front; of the house only the bounds are needed."""
     house = cast(House, SimpleNamespace(terms=desk.terms, keyring=desk.keyring))
     routes = [route for room in (Files, Uploads, Batches) for route in room(desk).routes()]
     front = Front(house, routes)
     config = uvicorn.Config(front, http=FrontProtocol, ws="none", lifespan="off", access_log=False, log_config=None)
-    server = Server(config)
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.setblocking(False)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        await server.listening.wait()
-        yield server
-        server.should_exit = True
-        for connection in list(server.server_state.connections):
+    config.load()
+    state = ServerState()
+    loop = asyncio.get_running_loop()
+    server = await loop.create_server(lambda: FrontProtocol(config, state, {}), "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], state
+    finally:
+        server.close()
+        for connection in list(state.connections):
             connection.transport.abort()
-        await serving
+        if state.tasks:
+            await asyncio.wait(state.tasks)

@@ -246,7 +246,9 @@ async def test_pages_go_on_after_the_last_id(counter: Counter) -> None:
         ("after=file-123", 404, None, "after"),
     ],
 )
-async def test_a_wrong_query_is_refused(counter: Counter, query: str, status: int, code: str | None, param: str) -> None:
+async def test_a_wrong_query_is_refused(
+    counter: Counter, query: str, status: int, code: str | None, param: str
+) -> None:
     wrong(await counter.ask("GET", f"/v1/files?{query}"), status, code, param)
 
 
@@ -298,7 +300,9 @@ async def test_a_wrong_method_names_the_right_ones(counter: Counter) -> None:
         ("bytes=-0", 416, 0, 0),
     ],
 )
-async def test_a_range_of_a_file_can_be_asked_for(counter: Counter, wanted: str, status: int, start: int, end: int) -> None:
+async def test_a_range_of_a_file_can_be_asked_for(
+    counter: Counter, wanted: str, status: int, start: int, end: int
+) -> None:
     content = b"abcdefghijklmnopqrstuvwxyz"
     file = await counter.file(content, name="é'.bin", fields={"purpose": "user_data"})
     reply = await counter.ask("GET", f"/v1/files/{file}/content", headers=(("Range", wanted),))

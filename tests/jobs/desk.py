@@ -12,7 +12,7 @@ from typing import Any
 from router.core.job import BATCH_FINAL, BatchState
 from router.jobs.calls import Calls
 from router.jobs.intake import Intake
-from router.jobs.lines import Rules
+from router.jobs.checks import Rules
 from router.jobs.reasons import Reasons
 from router.jobs.runner import Runner, Terms
 from router.jobs.store import BatchRow, NewBatch, Store, Topic
@@ -58,7 +58,9 @@ class Room:
     runner: Runner
     reasons: Reasons
 
-    async def submit(self, lines: Iterable[Mapping[str, Any]], *, endpoint: str = CHAT, window_s: int = 86400) -> BatchRow:
+    async def submit(
+        self, lines: Iterable[Mapping[str, Any]], *, endpoint: str = CHAT, window_s: int = 86400
+    ) -> BatchRow:
         """Upload a file and make a batch of it."""
         async with self.store.writing(caller=CALLER, purpose="batch", filename="in.jsonl", expires_s=None) as writer:
             await writer.write(jsonl(lines))
@@ -109,17 +111,27 @@ class Room:
 
 
 @asynccontextmanager
-async def room(app: App, home: Path, *, terms: Terms | None = None, router: str = "one") -> AsyncIterator[Room]:
-    """The batch room of a running router, with its store in `home`; stopping it puts back what runs."""
+async def room(
+    app: App, home: Path, *, terms: Terms | None = None, router: str = "one", kind: type[Store] = Store
+) -> AsyncIterator[Room]:
+    """The batch room of a running router, with its store in `home`; stopping it puts back what runs.
+
+    Lines are tried again after 0.05 to 0.1 s.
+    """
     inside = app.inside
-    store = await Store.open(f"sqlite:///{home}/batch.db", router=router)
+    store = await kind.open(f"sqlite:///{home}/batch.db", router=router)
     reader = ThreadPoolExecutor(1)
     calls = Calls(inside.fleet, inside.tokens, inside.estimates, reader, long_prompt_tokens=8192)
     runner = Runner(
-        store=store, dispatcher=inside.dispatcher, fleet=inside.fleet, calls=calls, terms=terms or Terms(retries=3)
+        store=store,
+        dispatcher=inside.dispatcher,
+        fleet=inside.fleet,
+        calls=calls,
+        terms=terms or Terms(retries=3),
+        delay=lambda attempt, unit: 0.05 + 0.05 * unit,
     )
     reasons = Reasons(runner=runner, fleet=inside.fleet, admission=inside.admission)
-    upkeep = Upkeep(store=store, reasons=reasons.all, every_s=0.05)
+    upkeep = Upkeep(store=store, reasons=reasons.all, every_s=0.25)
     intake = Intake(store=store, rules=Rules(models=lambda name: True), reader=reader)
     try:
         async with background(always(runner.run), upkeep.run(), intake.run()):

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Any
 
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ def pieces(draw: Draw, whole: Any) -> list[Any]:
     """A string or list cut anywhere, empty cuts included."""
     cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=3)))
     edges = [0, *cuts, len(whole)]
-    return [whole[start:stop] for start, stop in zip(edges, edges[1:], strict=False)]
+    return [whole[start:stop] for start, stop in pairwise(edges)]
 
 
 def chunked(draw: Draw, raw: bytes) -> list[bytes]:

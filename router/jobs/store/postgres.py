@@ -11,7 +11,7 @@ import asyncio
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from typing import Any
 
-import asyncpg
+import asyncpg  # type: ignore[import-untyped]
 from sqlalchemy import URL, Table, func, select, text
 from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
@@ -72,8 +72,9 @@ class Postgres(Database):
 
     async def close(self) -> None:
         await self._hang_up()
-        if self._engine is not None:
-            await self._engine.dispose()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.dispose()
 
     async def _connect(self) -> None:
         """Make the connection that listens."""

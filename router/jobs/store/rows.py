@@ -211,7 +211,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Swept(msgspec.Struct, frozen=True, kw_only=True):
-    """What one sweep did; `more` says there is more to do at once."""
+    """What one sweep did; `more` says there may be more to do at once."""
 
     events: tuple[Event, ...] = ()
     lines_expired: int = 0

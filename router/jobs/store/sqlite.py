@@ -11,6 +11,7 @@ import asyncio
 import os
 import sqlite3
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from sqlalchemy import URL, Connection, Table, event, text
@@ -31,7 +32,7 @@ except ImportError:  # Windows: only the beat tells
 
 READERS = 4
 """Connections that read; polls are short, so few serve many."""
-VACUUM_PAGES = 256
+VACUUM_PAGES = 1024
 """Pages given back in one step."""
 SPARE_PAGES = 4096
 """Free pages that are kept for what comes next."""
@@ -59,8 +60,8 @@ class Sqlite(Database):
         self._pair: tuple[AsyncEngine, AsyncEngine] | None = None
 
     async def open(self, router: str) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         with self._translated():
+            self.path.parent.mkdir(parents=True, exist_ok=True)
             await asyncio.to_thread(migrate, self._url, BUSY_S)
             self._presence.enter(router)
         self._pair = self._engine(READERS, writes=False), self._engine(1, writes=True)
@@ -90,7 +91,8 @@ class Sqlite(Database):
         return engine
 
     async def close(self) -> None:
-        for engine in self._pair or ():
+        pair, self._pair = self._pair, None
+        for engine in pair or ():
             await engine.dispose()
         self._presence.leave()
 
@@ -113,10 +115,11 @@ class Sqlite(Database):
             spare = await tx.scalar(text("PRAGMA freelist_count"))
         if spare <= SPARE_PAGES:
             return False
-        async with self.write() as tx:
-            raw = (await tx.connection.get_raw_connection()).driver_connection
+        async with self._turn, self._engines()[1].connect() as connection:
+            raw = (await connection.get_raw_connection()).driver_connection
             assert raw is not None
-            await raw.execute_fetchall(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")  # a page a step: fetch them all
+            with suppress(sqlite3.Error):
+                await raw.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")  # a script runs to its end
         return bool(spare > SPARE_PAGES + VACUUM_PAGES)
 
     def insert(self, table: Table) -> Insert:

@@ -1,7 +1,8 @@
 """Upkeep: deadlines, cancels, result files, what is past its time. In small steps, each safe to do twice.
 
 A chore looks for one thing to do with a read, and does it in one short transaction that checks again: another router
-may have been faster. A sweep goes round the chores that found something, so none keeps the others waiting.
+may have been faster. A sweep goes round the chores that found something, so none keeps the others waiting; what one has
+done may be work for another, so a sweep that did anything says that there may be more.
 """
 
 from collections.abc import Awaitable, Callable
@@ -58,17 +59,19 @@ class Sweep(Shelf):
             forget,
         ]
         tally = _Tally()
+        more = False
         for _ in range(steps):
             chores = [chore for chore in chores if await chore(tally)]
             if not chores:
                 break
+            more = True
         return Swept(
             events=tuple(tally.events),
             lines_expired=tally.expired,
             lines_cancelled=tally.cancelled,
             files_deleted=tally.files,
             rows_deleted=tally.rows,
-            more=await self._db.tidy() or bool(chores),
+            more=await self._db.tidy() or more,
         )
 
     async def _due(self, query: Query) -> int | None:

@@ -7,6 +7,8 @@ from sqlalchemy.schema import conv
 revision = "0001"
 down_revision = None
 
+Items = tuple[sa.schema.SchemaItem, ...]
+
 BIG_ID = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 
@@ -28,7 +30,7 @@ def _index(name: str, table: str, columns: list[str], only: str | None = None) -
     op.create_index(name, table, told, sqlite_where=where, postgresql_where=where)
 
 
-DELIVERIES = (
+DELIVERIES: Items = (
     sa.Column("number", BIG_ID, nullable=False),
     sa.Column("id", sa.Text(), nullable=False),
     sa.Column("batch_id", sa.Text(), nullable=False),
@@ -45,7 +47,7 @@ DELIVERIES = (
     _unique("deliveries", "id"),
 )
 
-ROUTERS = (
+ROUTERS: Items = (
     sa.Column("id", sa.Text(), nullable=False),
     sa.Column("name", sa.Text(), nullable=False),
     sa.Column("started_at", sa.Double(), nullable=False),
@@ -55,7 +57,7 @@ ROUTERS = (
     _check("routers_pace", "pace >= 0"),
 )
 
-UPLOADS = (
+UPLOADS: Items = (
     sa.Column("number", BIG_ID, nullable=False),
     sa.Column("id", sa.Text(), nullable=False),
     sa.Column("caller", sa.Text(), nullable=False),
@@ -77,7 +79,7 @@ UPLOADS = (
     _unique("uploads", "id"),
 )
 
-FILES = (
+FILES: Items = (
     sa.Column("number", BIG_ID, nullable=False),
     sa.Column("id", sa.Text(), nullable=False),
     sa.Column("caller", sa.Text(), nullable=False),
@@ -98,7 +100,7 @@ FILES = (
     _refers("files", ["upload"], ["uploads.number"], "SET NULL"),
 )
 
-BATCHES = (
+BATCHES: Items = (
     sa.Column("number", BIG_ID, nullable=False),
     sa.Column("id", sa.Text(), nullable=False),
     sa.Column("caller", sa.Text(), nullable=False),
@@ -178,7 +180,7 @@ BATCHES = (
     _refers("batches", ["error"], ["files.number"], "SET NULL"),
 )
 
-CHUNKS = (
+CHUNKS: Items = (
     sa.Column("file", sa.BigInteger(), nullable=False),
     sa.Column("start", sa.BigInteger(), nullable=False),
     sa.Column("data", sa.LargeBinary(), nullable=False),
@@ -188,7 +190,7 @@ CHUNKS = (
     _refers("chunks", ["file"], ["files.number"]),
 )
 
-JOBS = (
+JOBS: Items = (
     sa.Column("batch", sa.BigInteger(), nullable=False, autoincrement=False),
     sa.Column("line", sa.BigInteger(), nullable=False, autoincrement=False),
     sa.Column("custom_id", sa.Text(), nullable=False),
@@ -215,7 +217,7 @@ JOBS = (
     _refers("jobs", ["batch"], ["batches.number"]),
 )
 
-RESULTS = (
+RESULTS: Items = (
     sa.Column("batch", sa.BigInteger(), nullable=False),
     sa.Column("line", sa.BigInteger(), nullable=False),
     sa.Column("status", sa.Integer()),

@@ -1,0 +1,447 @@
+"""Batches over the wire: creation and its refusals, shapes, pages, cancelling, ends. Lines are answered by the test."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError, ConflictError, NotFoundError
+
+from router.api.desk import Quota
+from router.errors import BadRequest
+from router.jobs.intake import Allowance
+from router.jobs.store import JobRow, NewResult
+from tests.http.counter import START, Counter, bad, good, jsonl, line, open_counter
+from tests.http.test_files import wrong
+from tests.rig import Reply
+
+DAY = 86_400
+ASKED = {"endpoint": "/v1/chat/completions", "completion_window": "24h"}
+
+
+@pytest.fixture
+async def counter(tmp_path: Path) -> AsyncIterator[Counter]:
+    async with open_counter(tmp_path) as counter:
+        yield counter
+
+
+async def create(counter: Counter, **fields: Any) -> Reply:
+    told = {"input_file_id": "file-unknown"} | ASKED | fields
+    return await counter.ask("POST", "/v1/batches", {key: value for key, value in told.items() if value is not ...})
+
+
+async def lines_of(counter: Counter, file_id: str | None) -> dict[str, Any]:
+    assert file_id is not None
+    content = (await counter.ask("GET", f"/v1/files/{file_id}/content")).body
+    return {told["custom_id"]: told for told in map(json.loads, content.splitlines())}
+
+
+async def test_a_new_batch_has_openais_shape_with_every_key(counter: Counter) -> None:
+    file = await counter.file(jsonl(line()))
+    reply = await create(counter, input_file_id=file, metadata={"night": "5", "empty": ""})
+    told = reply.json
+    assert told.pop("id").startswith("batch_")
+    assert told == {
+        "object": "batch",
+        "endpoint": "/v1/chat/completions",
+        "model": None,
+        "errors": None,
+        "input_file_id": file,
+        "completion_window": "24h",
+        "status": "validating",
+        "output_file_id": None,
+        "error_file_id": None,
+        "created_at": START,
+        "in_progress_at": None,
+        "expires_at": START + DAY,
+        "finalizing_at": None,
+        "completed_at": None,
+        "failed_at": None,
+        "expired_at": None,
+        "cancelling_at": None,
+        "cancelled_at": None,
+        "request_counts": {"total": 0, "completed": 0, "failed": 0},
+        "usage": {
+            "input_tokens": 0,
+            "input_tokens_details": {"cached_tokens": 0},
+            "output_tokens": 0,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": 0,
+        },
+        "metadata": {"night": "5", "empty": ""},
+        "ebbtide": {
+            "priority": 0,
+            "progress": 0.0,
+            "estimated_completion_at": None,
+            "waiting_reason": None,
+        },
+    }
+    reason = (await counter.get(reply.json["id"]))["ebbtide"]["waiting_reason"]
+    assert reason == "Its lines are being checked."
+
+
+async def test_the_sdk_sees_a_batch_through(counter: Counter) -> None:
+    async with counter.sdk() as sdk:
+        file = await sdk.files.create(file=("in.jsonl", jsonl(line("a"), line("b", max_tokens=-1))), purpose="batch")
+        kept = {"anchor": "created_at", "seconds": 7200}
+        batch = await sdk.batches.create(
+            input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h", output_expires_after=kept
+        )
+        await counter.check()
+        batch = await sdk.batches.retrieve(batch.id)
+        assert (batch.status, batch.model) == ("in_progress", "tiny")
+        assert batch.request_counts is not None
+        assert batch.request_counts.total == 2
+        counter.clock.now += 10
+        await counter.work(lambda job: good(job) if job.custom_id == "a" else bad(job))
+        batch = await sdk.batches.retrieve(batch.id)
+        assert batch.status == "completed"
+        assert batch.in_progress_at is not None
+        assert batch.finalizing_at is not None
+        assert batch.completed_at is not None
+        assert batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
+        assert batch.request_counts.to_dict() == {"total": 2, "completed": 1, "failed": 1}
+        assert batch.usage is not None
+        assert (batch.usage.input_tokens, batch.usage.output_tokens, batch.usage.total_tokens) == (5, 2, 7)
+        assert batch.usage.input_tokens_details.cached_tokens == 1
+        assert batch.to_dict()["ebbtide"]["progress"] == 1.0
+        assert batch.output_file_id is not None
+        output = (await sdk.files.content(batch.output_file_id)).text.splitlines()
+        told = await sdk.files.retrieve(batch.output_file_id)
+    assert (told.purpose, told.expires_at) == ("batch_output", START + 10 + 7200)
+    (only,) = map(json.loads, output)
+    assert only["id"].startswith("batch_req_")
+    assert (only["custom_id"], only["error"], only["response"]["status_code"]) == ("a", None, 200)
+    assert only["response"]["body"]["id"] == "chatcmpl-a"
+    errors = await lines_of(counter, batch.error_file_id)
+    assert errors["b"]["response"]["status_code"] == 400
+    assert errors["b"]["error"] is None
+
+
+async def test_a_batch_of_failures_completes_without_output(counter: Counter) -> None:
+    batch = await counter.batch(line("a"), line("b"))
+    await counter.work(bad)
+    batch = await counter.get(batch["id"])
+    assert (batch["status"], batch["output_file_id"]) == ("completed", None)
+    assert batch["request_counts"] == {"total": 2, "completed": 0, "failed": 2}
+    assert set(await lines_of(counter, batch["error_file_id"])) == {"a", "b"}
+
+
+WRONG = [
+    ({"endpoint": "/v1/invalid"}, "invalid_value", "endpoint"),
+    ({"endpoint": "chat/completions"}, "invalid_value", "endpoint"),
+    ({"endpoint": "/v1/moderations"}, "invalid_value", "endpoint"),
+    ({"endpoint": 7}, "invalid_type", "endpoint"),
+    ({"endpoint": ...}, "missing_required_parameter", "endpoint"),
+    ({"input_file_id": ...}, "missing_required_parameter", "input_file_id"),
+    ({"input_file_id": None}, "missing_required_parameter", "input_file_id"),
+    ({"input_file_id": ""}, "empty_string", "input_file_id"),
+    ({"input_file_id": "a\0"}, "invalid_value", "input_file_id"),
+    ({"input_file_id": "x" * 513}, "string_above_max_length", "input_file_id"),
+    ({"completion_window": ...}, "missing_required_parameter", "completion_window"),
+    ({"completion_window": "1 day"}, "invalid_value", "completion_window"),
+    ({"completion_window": "4m"}, "invalid_value", "completion_window"),
+    ({"completion_window": "15d"}, "invalid_value", "completion_window"),
+    ({"completion_window": 24}, "invalid_type", "completion_window"),
+    ({"metadata": {"a": [1]}}, "invalid_type", "metadata.a"),
+    ({"metadata": {"a": None}}, "invalid_type", "metadata.a"),
+    ({"metadata": ["a"]}, "invalid_type", "metadata"),
+    ({"metadata": {"a": "x" * 513}}, "string_above_max_length", "metadata.a"),
+    ({"metadata": {"a": "\0"}}, "invalid_value", "metadata.a"),
+    ({"metadata": {"k" * 65: "x"}}, "invalid_value", "metadata." + "k" * 64),
+    ({"metadata": {"": "x"}}, "invalid_value", "metadata."),
+    ({"metadata": {str(number): "x" for number in range(17)}}, "object_above_max_properties", "metadata"),
+    ({"output_expires_after": {"anchor": "created_at"}}, "missing_required_parameter", "output_expires_after.seconds"),
+    ({"output_expires_after": {"seconds": 3600}}, "missing_required_parameter", "output_expires_after.anchor"),
+    ({"output_expires_after": {"anchor": "now", "seconds": 3600}}, "invalid_value", "output_expires_after.anchor"),
+    (
+        {"output_expires_after": {"anchor": "created_at", "seconds": 3599}},
+        "integer_below_min_value",
+        "output_expires_after.seconds",
+    ),
+    (
+        {"output_expires_after": {"anchor": "created_at", "seconds": 2_592_001}},
+        "integer_above_max_value",
+        "output_expires_after.seconds",
+    ),
+    ({"output_expires_after": 3600}, "invalid_type", "output_expires_after"),
+    ({"priority": 11}, "integer_above_max_value", "priority"),
+    ({"priority": -11}, "integer_below_min_value", "priority"),
+    ({"priority": 1.5}, "invalid_type", "priority"),
+    ({"webhook": 7}, "invalid_type", "webhook"),
+]
+
+
+@pytest.mark.parametrize(("fields", "code", "param"), WRONG)
+async def test_a_wrong_request_is_refused(counter: Counter, fields: dict[str, Any], code: str, param: str) -> None:
+    message = wrong(await create(counter, **fields), 400, code, param)
+    assert param.partition(".")[0] in message or code == "invalid_value"
+    if param == "completion_window":
+        assert "completion_window" in message
+
+
+BODIES = [(b"", None), (b"{", None), (b"[]", None), (b"\xff", None), (b"{}", "text/plain")]
+
+
+@pytest.mark.parametrize(("body", "kind"), BODIES)
+async def test_a_body_that_is_no_json_object_is_refused(counter: Counter, body: bytes, kind: str | None) -> None:
+    headers = (("Content-Type", kind or "application/json"),)
+    reply = await counter.ask("POST", "/v1/batches", body, headers=headers)
+    wrong(reply, 415 if kind else 400, "unsupported_content_type" if kind else None)
+
+
+async def test_a_body_without_end_is_a_413(counter: Counter) -> None:
+    wrong(await create(counter, metadata={"a": "x" * 2**21}), 413, "payload_too_large")
+
+
+WINDOWS = [("5m", 300), ("90m", 5400), ("1h", 3600), ("14d", 14 * DAY), ("168h", 7 * DAY)]
+
+
+@pytest.mark.parametrize(("window", "seconds"), WINDOWS)
+async def test_a_window_may_be_minutes_to_days(counter: Counter, window: str, seconds: int) -> None:
+    told = (await create(counter, completion_window=window)).json
+    assert (told["completion_window"], told["expires_at"]) == (window, START + seconds)
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["/v1/embeddings", "/v1/completions", "/v1/responses", "/v1/messages", "/rerank", "/v1/score"]
+)
+async def test_every_endpoint_is_kept_as_it_was_written(counter: Counter, endpoint: str) -> None:
+    assert (await create(counter, endpoint=endpoint)).json["endpoint"] == endpoint
+
+
+async def test_an_unknown_input_fails_the_batch_and_not_the_request(counter: Counter) -> None:
+    theirs = await counter.file(jsonl(line()))
+    for file, key in (("file-unknown", "sk-ann"), (theirs, "sk-bob")):
+        told = {"input_file_id": file} | ASKED
+        batch = (await counter.ask("POST", "/v1/batches", told, key=key)).json
+        assert batch["status"] == "validating"
+        await counter.check()
+        batch = (await counter.ask("GET", f"/v1/batches/{batch['id']}", key=key)).json
+        assert (batch["status"], batch["failed_at"], batch["errors"]["object"]) == ("failed", START, "list")
+        (error,) = batch["errors"]["data"]
+        assert (error["code"], error["param"], error["line"]) == ("invalid_request", "file_id", None)
+        assert file in error["message"]
+
+
+async def test_an_input_for_another_purpose_is_refused_at_once(counter: Counter) -> None:
+    file = await counter.file(jsonl(line()), fields={"purpose": "user_data"})
+    wrong(await create(counter, input_file_id=file), 400, "invalid_value", "input_file_id")
+
+
+async def test_bad_lines_fail_the_batch_with_their_numbers(counter: Counter) -> None:
+    batch = await counter.batch(line("a"), b"rubbish\n", line("a"), line("b", stream=True))
+    told = [(error["code"], error["line"], error["param"]) for error in batch["errors"]["data"]]
+    assert told == [
+        ("invalid_json_line", 2, None),
+        ("duplicate_custom_id", 3, "custom_id"),
+        ("streaming_unsupported", 4, "body.stream"),
+    ]
+    assert all(set(error) == {"code", "message", "param", "line"} for error in batch["errors"]["data"])
+    assert (batch["status"], batch["request_counts"]["total"]) == ("failed", 0)
+    assert await counter.work(good) == []
+
+
+async def test_an_input_deleted_before_the_check_fails_the_batch_and_after_it_does_not(counter: Counter) -> None:
+    file = await counter.file(jsonl(line("a")))
+    early = (await create(counter, input_file_id=file)).json["id"]
+    await counter.ask("DELETE", f"/v1/files/{file}")
+    await counter.check()
+    assert (await counter.get(early))["status"] == "failed"
+    file = await counter.file(jsonl(line("a")))
+    late = (await counter.batch(input_file_id=file))["id"]
+    await counter.ask("DELETE", f"/v1/files/{file}")
+    await counter.work(good)
+    assert (await counter.get(late))["status"] == "completed"
+
+
+async def test_pages_are_newest_first(counter: Counter) -> None:
+    ids = [(await create(counter)).json["id"] for _ in range(3)]
+    async with counter.sdk() as sdk:
+        assert [batch.id async for batch in sdk.batches.list(limit=1)] == ids[::-1]
+    page = (await counter.ask("GET", f"/v1/batches?limit=2&after={ids[2]}")).json
+    assert ([batch["id"] for batch in page["data"]], page["has_more"]) == ([ids[1], ids[0]], False)
+    assert (page["first_id"], page["last_id"]) == (ids[1], ids[0])
+    wrong(await counter.ask("GET", "/v1/batches?limit=101"), 400, "integer_above_max_value", "limit")
+    wrong(await counter.ask("GET", "/v1/batches?after=batch_x"), 404, None, "after")
+    page = (await counter.ask("GET", "/v1/batches", key="sk-bob")).json
+    assert page == {"object": "list", "data": [], "first_id": None, "last_id": None, "has_more": False}
+
+
+async def test_another_keys_batch_is_unknown(counter: Counter) -> None:
+    batch = (await create(counter)).json["id"]
+    for method, path in (("GET", ""), ("POST", "/cancel")):
+        reply = await counter.ask(method, f"/v1/batches/{batch}{path}", key="sk-bob")
+        assert wrong(reply, 404, None) == f"No batch found with id '{batch}'."
+    wrong(await counter.ask("GET", f"/v1/batches?after={batch}", key="sk-bob"), 404, None, "after")
+    async with counter.sdk("sk-bob") as sdk:
+        with pytest.raises(NotFoundError, match="No batch found"):
+            await sdk.batches.retrieve(batch)
+    wrong(await counter.ask("GET", f"/v1/batches/{batch}", key="sk-eve"), 401, "invalid_api_key")
+
+
+async def test_a_cancelled_batch_keeps_what_is_done_and_tells_the_rest(counter: Counter) -> None:
+    batch = await counter.batch(*(line(str(number)) for number in range(10)))
+    await counter.work(good, limit=3)
+    async with counter.sdk() as sdk:
+        told = await sdk.batches.cancel(batch["id"])
+        assert (told.status, told.cancelling_at, told.output_file_id) == ("cancelling", START, None)
+        assert (await sdk.batches.cancel(batch["id"])).status == "cancelling"
+        await counter.sweep()
+        assert (await sdk.batches.cancel(batch["id"])).status == "cancelled"
+    batch = await counter.get(batch["id"])
+    assert batch["cancelled_at"] == START
+    assert batch["request_counts"] == {"total": 10, "completed": 3, "failed": 0}
+    done, rest = [await lines_of(counter, batch[f"{kind}_file_id"]) for kind in ("output", "error")]
+    assert len(done) == 3
+    assert set(done) | set(rest) == {str(number) for number in range(10)}
+    assert {told["error"]["code"] for told in rest.values()} == {"batch_cancelled"}
+
+
+async def test_a_batch_cancelled_before_its_check_tells_every_line(counter: Counter) -> None:
+    file = await counter.file(jsonl(line("a"), line("b")))
+    batch = (await create(counter, input_file_id=file)).json["id"]
+    assert (await counter.ask("POST", f"/v1/batches/{batch}/cancel")).json["status"] == "cancelling"
+    await counter.check()
+    await counter.sweep()
+    told = await counter.get(batch)
+    assert told["status"] == "cancelled"
+    assert set(await lines_of(counter, told["error_file_id"])) == {"a", "b"}
+
+
+async def test_what_has_ended_cannot_be_cancelled_and_is_asked_once(counter: Counter) -> None:
+    completed = await counter.batch(line("a"))
+    await counter.work(good)
+    failed = await counter.batch(b'{"custom_id": 1}\n')
+    async with counter.sdk() as sdk:
+        for batch, state in ((completed, "completed"), (failed, "failed")):
+            with pytest.raises(ConflictError) as caught:
+                await sdk.batches.cancel(batch["id"])
+            told = caught.value
+            assert told.response.headers["x-should-retry"] == "false"
+            assert told.response.request.headers["x-stainless-retry-count"] == "0"
+            assert f"Cannot cancel a batch with status '{state}'." in told.message
+            assert (told.type, told.param, told.code) == ("invalid_request_error", None, None)
+
+
+async def test_a_closed_window_delivers_what_is_done(counter: Counter) -> None:
+    batch = await counter.batch(*(line(str(number)) for number in range(4)), completion_window="5m")
+    await counter.work(good, limit=1)
+    counter.clock.now += 301
+    await counter.sweep()
+    batch = await counter.get(batch["id"])
+    assert (batch["status"], batch["expired_at"]) == ("expired", START + 301)
+    assert len(await lines_of(counter, batch["output_file_id"])) == 1
+    rest = await lines_of(counter, batch["error_file_id"])
+    assert {told["error"]["code"] for told in rest.values()} == {"batch_expired"}
+    reply = await counter.ask("POST", f"/v1/batches/{batch['id']}/cancel")
+    assert "expired" in wrong(reply, 409, None)
+
+
+async def test_what_is_ours_stands_under_its_own_key(counter: Counter) -> None:
+    batch = await counter.batch(*(line(str(number)) for number in range(8)), priority=-3)
+    assert batch["ebbtide"] == {
+        "priority": -3,
+        "progress": 0.0,
+        "estimated_completion_at": None,
+        "waiting_reason": None,
+    }
+    await counter.store.note({batch["id"]: "Every node that serves 'tiny' is down."})
+    told = (await counter.get(batch["id"]))["ebbtide"]
+    assert told["waiting_reason"] == "Every node that serves 'tiny' is down."
+    await counter.store.note({batch["id"]: None})
+    await counter.work(good, limit=2)
+    await counter.store.beat()
+    told = (await counter.get(batch["id"]))["ebbtide"]
+    assert told["progress"] == 0.25
+    assert told["estimated_completion_at"] is not None
+    assert START < told["estimated_completion_at"] <= START + 600
+    ahead = await counter.batch(line("x"), completion_window="5m")
+    assert (await counter.get(ahead["id"]))["ebbtide"]["waiting_reason"] is None
+    assert "1 line of" in (await counter.get(batch["id"]))["ebbtide"]["waiting_reason"]
+
+
+async def test_a_retried_creation_gives_the_same_batch(counter: Counter) -> None:
+    file = await counter.file(jsonl(line()))
+    told = {"input_file_id": file, "metadata": {"a": "1"}} | ASKED
+
+    async def ask(body: dict[str, Any], **headers: str) -> str:
+        pairs = tuple((name.replace("_", "-"), value) for name, value in headers.items())
+        return str((await counter.ask("POST", "/v1/batches", body, headers=pairs)).json["id"])
+
+    first = await ask(told)
+    assert await ask(told, x_stainless_retry_count="1") == first
+    assert await ask(told | {"metadata": {"a": "2"}}, x_stainless_retry_count="1") != first
+    second = await ask(told, x_stainless_retry_count="0")
+    assert second != first
+    counter.clock.now += 61
+    assert await ask(told, x_stainless_retry_count="2") not in (first, second)
+    named = await ask(told, idempotency_key="k")
+    assert await ask(told, idempotency_key="k") == named
+    assert await ask(told, idempotency_key="l") != named
+
+
+async def test_batches_at_the_same_time_are_all_taken(counter: Counter) -> None:
+    file = await counter.file(jsonl(line()))
+    made = await asyncio.gather(*(create(counter, input_file_id=file) for _ in range(10)))
+    assert len({reply.json["id"] for reply in made}) == 10
+    await counter.check()
+    assert len(await counter.work(good)) == 10
+
+
+async def test_quotas_on_batches_lines_and_tokens(tmp_path: Path) -> None:
+    allowed = Allowance(lines=5, tokens=500)
+    async with open_counter(tmp_path, quota=lambda _: Quota(batches=2), allowance=lambda _: allowed) as counter:
+        await counter.batch(*(line(str(number)) for number in range(3)))
+        second = await counter.batch(*(line(str(number)) for number in range(3)))
+        (error,) = second["errors"]["data"]
+        assert (second["status"], error["code"], error["line"]) == ("failed", "batch_request_limit_exceeded", None)
+        long = await counter.batch(line("a", messages=[{"role": "user", "content": "word " * 2000}]))
+        (error,) = long["errors"]["data"]
+        assert (long["status"], error["code"]) == ("failed", "token_limit_exceeded")
+        assert (await counter.batch(line("a"), line("b")))["status"] == "in_progress"
+        reply = await create(counter)
+        wrong(reply, 429, "insufficient_quota")
+        assert reply.header("x-should-retry") == "false"
+
+
+async def test_a_webhook_is_taken_when_the_operator_allows_it(tmp_path: Path) -> None:
+    def allowed(caller: str, url: str | None) -> str | None:
+        if url is not None and not url.startswith("https://hooks.example/"):
+            raise BadRequest("This host is not allowed.", param="webhook", code="invalid_value")
+        return url
+
+    async with open_counter(tmp_path, webhook=allowed) as counter:
+        assert (await create(counter, webhook="https://hooks.example/x")).status == 200
+        wrong(await create(counter, webhook="https://evil.example/"), 400, "invalid_value", "webhook")
+        assert (await create(counter)).status == 200
+    async with open_counter(tmp_path) as counter:
+        wrong(await create(counter, webhook="https://hooks.example/x"), 400, "invalid_value", "webhook")
+
+
+async def test_the_sdk_raises_what_it_should(counter: Counter) -> None:
+    async with counter.sdk() as sdk:
+        with pytest.raises(BadRequestError) as caught:
+            await sdk.batches.create(
+                input_file_id="file-x",
+                endpoint="/v1/invalid",
+                completion_window="24h",  # type: ignore[arg-type]
+            )
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "endpoint")
+    assert "/v1/chat/completions" in caught.value.message
+
+
+async def test_an_odd_answer_stays_untouched(counter: Counter) -> None:
+    odd = b'{"a":1.0000000000000000001,"b":"\\u2028","c":{"z":1,"a":2}}'
+
+    def answer(_: JobRow) -> NewResult:
+        return NewResult(status=200, request_id="req_9", body=odd)
+
+    batch = await counter.batch(line("a"))
+    await counter.work(answer)
+    batch = await counter.get(batch["id"])
+    content = (await counter.ask("GET", f"/v1/files/{batch['output_file_id']}/content")).body
+    assert b'"body":' + odd in content
+    assert b'"request_id":"req_9"' in content
