@@ -6,6 +6,7 @@ One process, one event loop. Every task belongs to one TaskGroup that ends with 
 import asyncio
 import contextlib
 import gc
+import resource
 import signal
 import socket
 import sys
@@ -38,6 +39,8 @@ from router.upstream.pool import Pool
 
 FIRST_LOOK_S = 5.0
 """Longest wait at start for nodes to tell what they are; the rest are looked at later."""
+FILES = 65_536
+"""Open files the router asks the system for: enough for 30,000 streams."""
 LAG_EVERY_S = 0.5
 GC_THRESHOLDS = (20_000, 20, 50)
 """Objects between collections. At CPython's 700 the collector took 16 % of a loaded router's time and found nothing:
@@ -184,8 +187,18 @@ def serve(settings: Settings) -> int:
     """Serve until told to stop; the exit status."""
     logs.configure(level=settings.log.level, form=settings.log.format, calls=settings.log.calls)
     gc.set_threshold(*GC_THRESHOLDS)
+    _allow_files()
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_serve(settings))
+
+
+def _allow_files() -> None:
+    """A stream takes two files, and the soft limit most shells set is 1,024; the hard one is what the system means."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
+    if soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 async def look(settings: Settings) -> list[assembly.NodeReport]:

@@ -235,6 +235,7 @@ COMMANDS = (
         demo,
         (
             Flag("--once", {"action": "store_true", "help": "run the scenario once, print what happened and leave"}),
+            Flag("--brief", {"action": "store_true", "help": "shorter documents, for a quick look or a slow machine"}),
             Flag("--model", {"metavar": "FILE", "type": Path, "help": "GGUF model to use instead of the default one"}),
             Flag("--port", {"metavar": "PORT", "type": _port, "default": 8080, "help": "port to listen on (8080)"}),
             Flag("--cache", {"metavar": "DIR", "type": Path, "help": "folder that downloads are kept in"}),

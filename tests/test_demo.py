@@ -162,7 +162,7 @@ def test_the_settings_written_are_settings(tmp_path):
 def test_without_llama_the_remedy_is_told(monkeypatch, tmp_path):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(EbbtideError, match=r"pip install 'ebbtide\[demo\]'"):
-        demo.run(Namespace(once=True, model=None, port=0, cache=tmp_path))
+        demo.run(Namespace(once=True, brief=False, model=None, port=0, cache=tmp_path))
 
 
 # the tour
@@ -220,7 +220,7 @@ def test_a_file_that_is_no_model_is_told(tmp_path):
 @pytest.mark.timeout(900)
 def test_the_whole_demo_once(tmp_path):
     """Real nodes and a real model, fetched into the user's cache on first use."""
-    command = [sys.executable, "-m", "router", "demo", "--once", "--port", "0"]
+    command = [sys.executable, "-m", "router", "demo", "--once", "--brief", "--port", "0"]
     environment = {**os.environ, "COLUMNS": "100"}
     with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         below = psutil.Process(process.pid)

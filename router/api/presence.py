@@ -65,6 +65,8 @@ class Presence:
         self._timer.cancel()
         if self._watcher is not None:
             self._watcher.cancel()
+        # its cancellation holds a frame that holds us, as `beat` does: circles would wait for the garbage collector
+        self._watcher = self.beat = None
         if self.ended is not None and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise self._meaning(self.ended) from error
 

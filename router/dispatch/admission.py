@@ -75,6 +75,11 @@ class Waiter:
         self.future: asyncio.Future[Grant | RelayGrant] | None = None
         self.reason = WaitReason.NO_ROOM
 
+    @property
+    def gone(self) -> bool:
+        """Whether it left and has had no turn yet to take itself out of the queue."""
+        return self.future is not None and self.future.cancelled()
+
 
 class Queue:
     """Waiters of one workload in order of arrival."""
@@ -154,6 +159,8 @@ class Admission:
         for workload, queue in self._queues.items():
             held_back: set[tuple[str, str | None]] = set()
             for waiter in list(queue.waiters):
+                if waiter.gone:
+                    continue
                 key = (waiter.call.model, waiter.call.bound_to)
                 ends = self._ends(waiter)
                 if key not in held_back or self._clock() >= ends:
@@ -198,6 +205,9 @@ class Admission:
             _give_back(future)
             raise
         finally:
+            # a refusal's traceback holds this frame: with the future in it that would be a circle
+            waiter.future = None
+            del future
             queue.drop(waiter)
             self._noticed(waiter.call.workload, len(queue.waiters), queue.bytes)
             self.changed()

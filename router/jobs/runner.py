@@ -25,9 +25,9 @@ import structlog
 from router.core.call import Call, Outcome, Workload
 from router.core.job import retry_delay_s
 from router.dispatch.dispatcher import Dispatcher
-from router.dispatch.reply import Reply
-from router.errors import Answer, BadRequest, NodeFailed, StoreError, StoreFull, StoreLost, TooLarge
+from router.errors import Answer, BadRequest, NodeFailed, StoreError, StoreFull, StoreLost
 from router.fleet.fleet import Fleet
+from router.jobs.answers import read
 from router.jobs.assemble import Assembly
 from router.jobs.calls import Calls
 from router.jobs.store import JobRow, NewResult, Store, Topic
@@ -49,8 +49,6 @@ RENEW_S = 1.5
 """Longest time between two renewals, and so until a batch cancelled at another router stops here."""
 BACK_S = 3.0
 """Longest wait of a line that was put back through no fault, and so longest idleness after nodes come back."""
-ANSWER_BYTES = 64 * 2**20
-"""Largest answer that is kept; a line with a larger one fails."""
 STOP_S = 5.0
 """How long putting back may take at the end."""
 
@@ -107,6 +105,7 @@ class Runner:
         self._pace = Pace()
         self._stuck = 0
         self._full = self._lost = False
+        self._losses = 0
         self._low = asyncio.Event()
         self._renewed = asyncio.Event()
 
@@ -144,7 +143,8 @@ class Runner:
             try:
                 jobs = await self.store.claim(models=hungry, limit=limit, lease_s=self.terms.lease_s)
             except (StoreLost, StoreFull) as error:
-                self._full, self._lost = isinstance(error, StoreFull), isinstance(error, StoreLost)
+                self._full = isinstance(error, StoreFull)
+                self._lose(error)
                 await asyncio.sleep(LOST_S)
                 continue
             self._full = False
@@ -254,7 +254,7 @@ class Runner:
         try:
             async with self.dispatcher.open(call) as reply:
                 held.node = reply.node
-                said = await _read(reply, call)
+                said = await read(reply, call)
             body = said.body() if isinstance(said, Assembly) else said
             return answered(reply.status, body, request_id=call.id, streamed=call.stream)
         except (Answer, NodeFailed) as error:
@@ -320,8 +320,8 @@ class Runner:
                 except StoreFull:
                     self._stuck += not stuck
                     stuck = True
-                except StoreLost:
-                    self._lost = True
+                except StoreLost as error:
+                    self._lose(error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, LOST_S)
         finally:
@@ -338,11 +338,11 @@ class Runner:
             try:
                 await self._extend()
             except (StoreLost, StoreFull) as error:
-                self._lost = isinstance(error, StoreLost)
+                self._lose(error)
 
     async def _extend(self) -> None:
         held = list(self.held.values())
-        safe_until = self.clock() + self.terms.lease_s
+        safe_until, losses = self.clock() + self.terms.lease_s, self._losses
         if self._lost:
             await self.store.ping()
         lost = await self.store.extend([one.job for one in held], self.terms.lease_s)
@@ -351,9 +351,15 @@ class Runner:
                 self._abandon(one)
             else:
                 one.safe_until = safe_until
-        self._lost = False
+        self._lost = self._lost and self._losses != losses
         self._renewed.set()
         self._renewed.clear()
+
+    def _lose(self, error: StoreError) -> None:
+        """The store could not be reached, if that is what the error says."""
+        if isinstance(error, StoreLost):
+            self._lost = True
+            self._losses += 1
 
     def _abandon(self, held: Held) -> None:
         """The line is no longer ours: its batch stopped, or another router has it."""
@@ -381,19 +387,3 @@ class Runner:
         await asyncio.gather(
             *tasks, *(self._give_back(one) for one in held if one.task is None), return_exceptions=True
         )
-
-
-async def _read(reply: Reply, call: Call) -> Assembly | bytes:
-    """The whole answer. Raises NodeFailed, and TooLarge when it is too long to keep."""
-    size = 0
-    assembly = Assembly(call.endpoint.protocol) if reply.stream and reply.status < 400 else None
-    parts: list[bytes] = []
-    async for chunk in reply:
-        size += len(chunk)
-        if assembly is not None:
-            assembly.feed(chunk)
-        else:
-            parts.append(chunk)
-        if size > ANSWER_BYTES:
-            raise TooLarge(f"The answer is longer than {ANSWER_BYTES} bytes.", code="response_too_large")
-    return assembly if assembly is not None else b"".join(parts)

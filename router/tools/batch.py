@@ -91,22 +91,27 @@ def run(arguments: argparse.Namespace) -> int:
 async def _run(arguments: argparse.Namespace) -> int:
     url = (arguments.url or os.environ.get("OPENAI_BASE_URL") or DEFAULT_URL).rstrip("/")
     key = os.environ.get("OPENAI_API_KEY") or None
-    console = Console(stderr=True)
     async with Client(connections=4) as client:
-        counter = Counter(client=client, url=url, key=key)
-        if arguments.action == "submit":
-            batch = await _submit(counter, arguments)
-        elif arguments.action == "cancel":
-            batch = await counter.cancel(arguments.target)
-        else:
-            batch = await counter.look(arguments.target)
-        if arguments.wait:
-            console.print(f"batch {batch['id']}", style="bold", highlight=False)
-            batch = await _wait(counter, batch, console)
-        if arguments.action == "results" or arguments.output is not None:
-            return await _results(counter, batch, arguments)
-        _print(batch, as_json=arguments.json)
-        return _status(batch) if arguments.wait else 0
+        try:
+            return await _act(Counter(client=client, url=url, key=key), arguments, Console(stderr=True))
+        except ProbeFailed as error:
+            raise EbbtideError(f"{url}: {error}") from error
+
+
+async def _act(counter: Counter, arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.action == "submit":
+        batch = await _submit(counter, arguments)
+    elif arguments.action == "cancel":
+        batch = await counter.cancel(arguments.target)
+    else:
+        batch = await counter.look(arguments.target)
+    if arguments.wait:
+        console.print(f"batch {_plain(batch['id'])}", style="bold", highlight=False, markup=False)
+        batch = await _wait(counter, batch, console)
+    if arguments.action == "results" or arguments.output is not None:
+        return await _results(counter, batch, arguments)
+    _print(batch, as_json=arguments.json)
+    return _status(batch) if arguments.wait else 0
 
 
 async def _submit(counter: Counter, arguments: argparse.Namespace) -> Batch:
@@ -159,7 +164,7 @@ class _Shown:
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            *(TextColumn(column) for column in columns),
+            *(TextColumn(column, markup=False) for column in columns),
             TimeElapsedColumn(),
             console=console,
             disable=not console.is_terminal,
@@ -186,10 +191,10 @@ class _Shown:
         while len(self._before) > 2 and self._before[0][0] < now - PACE_S:
             self._before.pop(0)
         pace, left = self._rates(counts["total"] - ended)
-        note = (batch.get("ebbtide") or {}).get("waiting_reason") or ""
-        fields = {"failed": counts["failed"], "pace": pace, "left": left, "note": note}
-        total = counts["total"] or None
-        self._bar.update(self._task, description=batch["status"], total=total, completed=ended, **fields)
+        note = _plain((batch.get("ebbtide") or {}).get("waiting_reason") or "")
+        total, status = counts["total"] or None, _plain(batch["status"])
+        fields: dict[str, Any] = {"failed": counts["failed"], "pace": pace, "left": left, "note": note}
+        self._bar.update(self._task, description=status, total=total, completed=ended, **fields)
         if not self._console.is_terminal:
             self._say(
                 now, batch["status"], f"{ended}/{counts['total']} lines, {counts['failed']} failed {pace} {left} {note}"
@@ -227,7 +232,8 @@ async def _results(counter: Counter, batch: Batch, arguments: argparse.Namespace
     _complain(f"batch {batch['id']} {batch['status']}: {counts['completed']} of {counts['total']} lines answered")
     for error in _errors(batch)[:10]:
         _complain(error)
-    return _status(batch)
+    saved = batch.get("output_file_id") or (arguments.errors and batch.get("error_file_id"))
+    return _status(batch) if arguments.wait or not saved else 0
 
 
 class _Away(EbbtideError):
@@ -242,6 +248,7 @@ def _good(said: Said) -> Said:
         words = error.message if isinstance(error, _Error) else error
     except (msgspec.MsgspecError, UnicodeDecodeError):
         words = said.body[:200].decode("utf-8", "replace")
+    words = _plain(words)
     kind = _Away if said.status == 429 or said.status >= 500 else EbbtideError
     raise kind(f"the service answered {said.status}: {words}")
 
@@ -262,6 +269,11 @@ def _wanted(said: Said) -> Batch:
     return found
 
 
+def _plain(text: object) -> str:
+    """What a service says, fit for a terminal."""
+    return "".join(char if char.isprintable() else " " for char in str(text))
+
+
 def _counts(batch: Batch) -> dict[str, int]:
     told = batch.get("request_counts") or {}
     return {name: int(told.get(name) or 0) for name in ("total", "completed", "failed")}
@@ -273,10 +285,8 @@ def _output_tokens(batch: Batch) -> int:
 
 def _errors(batch: Batch) -> list[str]:
     told = (batch.get("errors") or {}).get("data") or []
-    return [
-        f"line {error.get('line')}: {error.get('message')}" if error.get("line") else str(error.get("message"))
-        for error in told
-    ]
+    words = [(f"line {error['line']}: " if error.get("line") else "") + str(error.get("message")) for error in told]
+    return [_plain(text) for text in words]
 
 
 def _status(batch: Batch) -> int:
@@ -289,7 +299,12 @@ def _print(batch: Batch, *, as_json: bool) -> None:
         text = msgspec.json.format(msgspec.json.encode(batch), indent=2).decode()
     else:
         counts = _counts(batch)
-        rows = [batch["id"], batch["status"], f"{counts['completed']}/{counts['total']}", f"{counts['failed']} failed"]
+        rows = [
+            _plain(batch["id"]),
+            _plain(batch["status"]),
+            f"{counts['completed']}/{counts['total']}",
+            f"{counts['failed']} failed",
+        ]
         text = "  ".join(rows)
         for error in _errors(batch):
             text += f"\n{error}"

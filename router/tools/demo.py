@@ -24,7 +24,7 @@ from rich.text import Text
 
 from router.errors import EbbtideError
 from router.tools.child import Child
-from router.tools.tour import tour
+from router.tools.tour import LENGTHS, tour
 from router.tools.weights import provide
 
 HOST = "127.0.0.1"
@@ -71,7 +71,8 @@ class Place(NamedTuple):
 def run(args: argparse.Namespace) -> int:
     """Set up, show, stay until interrupted (or leave after the tour with `args.once`); the exit status.
 
-    `args` has `once`, `model` (a GGUF file or None), `port` and `cache` (a folder or None). Raises EbbtideError.
+    `args` has `once`, `brief`, `model` (a GGUF file or None), `port` and `cache` (a folder or None).
+    Raises EbbtideError.
     """
     if importlib.util.find_spec("xllamacpp") is None:
         raise EbbtideError("the demo needs llama.cpp: pip install 'ebbtide[demo]'")
@@ -82,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
         children = [block.enter_context(Child(name, cache / f"{name}.log")) for name in ("chat", "long", "router")]
         try:
             place = _set_up(console, children, args, cache)
-            tour(console, place.port, place.model)
+            tour(console, place.port, place.model, LENGTHS[args.brief])
             if not args.once:
                 _stay(console, children, place, cache)
         except EbbtideError:

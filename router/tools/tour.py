@@ -4,6 +4,7 @@ Rules: what is shown was measured in this run; documents are made up from a rule
 """
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -14,8 +15,9 @@ from rich.text import Text
 
 from router.tools.ask import Answered, ask
 
-#: Days in the logs that are to be summarised: about 1,300 tokens, which keep the slot busy, and 4,000, which wait.
-SHORT_DAYS, LONG_DAYS = 36, 114
+#: Days in the logs that are to be summarised, by brevity: about 1,500 tokens, which keep the slot busy, and then 4,000
+#: (or 1,500 again), which wait.
+LENGTHS = {False: (48, 114), True: (48, 48)}
 #: A pause between chats, as a person's.
 CHAT_PAUSE_S = 1.0
 QUESTIONS = (
@@ -34,12 +36,17 @@ class Asked(NamedTuple):
     answer: Answered
 
 
-def tour(console: Console, port: int, model: str) -> None:
-    """Ask the router at `port` and tell what happened. Raises EbbtideError when an answer fails."""
+def tour(console: Console, port: int, model: str, days: tuple[int, int] = LENGTHS[False]) -> None:
+    """Ask the router at `port` and tell what happened; `days` are the documents' lengths.
+
+    Raises EbbtideError when an answer fails.
+    """
     first = _first_chat(console, port, model)
     threads = ThreadPoolExecutor(max_workers=2)
     try:
-        documents, chats = _documents_and_chats(console, threads, port, model)
+        documents, chats = _documents_and_chats(
+            console, threads, lambda text, tokens: ask(port, _chat(model, text, tokens)), days
+        )
     finally:
         # not waited for: after an interrupt the nodes end first, and with them the questions
         threads.shutdown(wait=False, cancel_futures=True)
@@ -65,19 +72,19 @@ def _first_chat(console: Console, port: int, model: str) -> Answered:
 
 
 def _documents_and_chats(
-    console: Console, threads: ThreadPoolExecutor, port: int, model: str
+    console: Console, threads: ThreadPoolExecutor, say: Callable[[str, int], Answered], days: tuple[int, int]
 ) -> tuple[list[Asked], list[Answered]]:
-    """Two documents, and chats for as long as they take; at least one."""
+    """Two documents, and chats for as long as they take; at least one. `say` asks for so many tokens at most."""
     console.print("[bold]2. Two documents.[/bold] Long: batch, and sent to the long node, which has one slot.")
-    console.print("   The second, of 4,000 tokens, waits its turn in the router; chats go on beside both.")
-    documents = [threads.submit(ask, port, _chat(model, _log("north quay", SHORT_DAYS), tokens=32))]
-    chats = [ask(port, _chat(model, QUESTIONS[1], tokens=24))]
-    documents.append(threads.submit(ask, port, _chat(model, _log("south quay", LONG_DAYS), tokens=32)))
+    console.print("   The second waits its turn in the router; chats go on beside both.")
+    documents = [threads.submit(say, _log("north quay", days[0]), 32)]
+    chats = [say(QUESTIONS[1], 24)]
+    documents.append(threads.submit(say, _log("south quay", days[1]), 32))
     started = time.monotonic()
     with console.status("") as status:
         while not all(document.done() for document in documents):
             status.update(_progress(documents, len(chats), time.monotonic() - started))
-            chats.append(ask(port, _chat(model, QUESTIONS[1 + len(chats) % (len(QUESTIONS) - 1)], tokens=24)))
+            chats.append(say(QUESTIONS[1 + len(chats) % (len(QUESTIONS) - 1)], 24))
             time.sleep(CHAT_PAUSE_S)
     first, second = (document.result() for document in documents)
     console.print(f"   [dim]both done after {max(first.whole_s, second.whole_s):.0f} s[/dim]\n")

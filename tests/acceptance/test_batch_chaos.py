@@ -59,6 +59,7 @@ async def kill(router: RouterProcess) -> None:
     await router.process.wait()
 
 
+@pytest.mark.timeout(240)
 async def test_killed_at_twenty_points_then_a_node_is_lost(nodes, tmp_path):
     """C81, C83, B72."""
     moments, tally = random.Random(SEED), Tally(nodes)
@@ -128,6 +129,8 @@ async def test_cancelled_without_an_owner(nodes, tmp_path):
 async def test_two_routers_of_which_one_freezes(nodes, tmp_path, postgres):
     """B73: who wakes up after its lines were taken over does no line again, and ends what it was doing."""
     tally = Tally(nodes)
+    for node in nodes:
+        node.script = PACE.but(ttft=0.5)
     how = settings(nodes, postgres, batches={"lease_s": 3})
     homes = [tmp_path / name for name in ("one", "two")]
     for home in homes:
@@ -171,6 +174,7 @@ async def test_two_routers_of_which_one_is_killed(nodes, tmp_path, postgres):
 async def _progress(router: RouterProcess, batch_id: str, more: int) -> None:
     """Waits until so many more lines have their answer."""
     done = (await look(router.port, batch_id))["request_counts"]["completed"]
-    async with asyncio.timeout(30):
-        while (await look(router.port, batch_id))["request_counts"]["completed"] < done + more:
-            await asyncio.sleep(0.05)
+    deadline = monotonic() + 30
+    while (now := await look(router.port, batch_id))["request_counts"]["completed"] < done + more:
+        assert monotonic() < deadline, now
+        await asyncio.sleep(0.05)

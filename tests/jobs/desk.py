@@ -11,8 +11,8 @@ from typing import Any
 
 from router.core.job import BATCH_FINAL, BatchState
 from router.jobs.calls import Calls
-from router.jobs.intake import Intake
 from router.jobs.checks import Rules
+from router.jobs.intake import Intake
 from router.jobs.reasons import Reasons
 from router.jobs.runner import Runner, Terms
 from router.jobs.store import BatchRow, NewBatch, Store, Topic

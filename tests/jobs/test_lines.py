@@ -3,7 +3,7 @@
 import json
 import random
 import tracemalloc
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import pytest
@@ -326,10 +326,10 @@ def test_the_opening_of_an_upload_tells_jsonl(data: bytes, fault: str | None, st
 
 def test_fifty_thousand_lines_are_read_in_seconds():
     block = "".join(json.dumps(chat(f"request-@-{number:03}")) + "\n" for number in range(500))
-    reader, began = reader_of(), perf_counter()
+    reader, began = reader_of(), process_time()
     jobs = sum(len(reader.feed(block.replace("@", str(number)).encode())) for number in range(100))
     assert jobs == 50_000
-    assert perf_counter() - began < 10
+    assert process_time() - began < 10
 
 
 def test_reading_holds_no_more_of_a_longer_file():

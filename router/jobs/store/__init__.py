@@ -17,6 +17,7 @@ from router.jobs.store.batches import Batches
 from router.jobs.store.database import Clock, Database
 from router.jobs.store.deliveries import Deliveries
 from router.jobs.store.holdings import Holdings
+from router.jobs.store.inputs import Inputs
 from router.jobs.store.results import Results
 from router.jobs.store.routers import Routers
 from router.jobs.store.rows import (
@@ -45,7 +46,7 @@ from router.jobs.store.wakes import Topic, Wakes
 from router.jobs.store.writer import FileWriter, PartWriter
 
 
-class Store(Uploads, Routers, Batches, Validation, Results, Sweep, Deliveries, Holdings):
+class Store(Uploads, Inputs, Results, Routers, Batches, Validation, Sweep, Deliveries, Holdings):
     """All of it. Open one in a process."""
 
     @classmethod

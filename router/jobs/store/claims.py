@@ -20,6 +20,8 @@ BATCHES_AT_ONCE = 256
 """Batches looked at in one claim, nearest deadline first."""
 RUNNING = is_state(jobs.c.state, JobState.RUNNING)
 QUEUED = is_state(jobs.c.state, JobState.QUEUED)
+ORDER = (jobs.c.prefix, jobs.c.size.desc(), jobs.c.line)
+"""The same order as `core.job.job_order`, and that of an index."""
 
 
 class Claims(Shelf):
@@ -113,7 +115,7 @@ def _waiting(models: Collection[str], now: float) -> tuple[Condition, ...]:
 def _ready(models: Collection[str], limit: int, now: float) -> Query:
     """Batches in progress with how many of their lines may be claimed, counted no further than `limit`."""
     lines = select(literal(1).label("one")).where(jobs.c.batch == batches.c.number, *_waiting(models, now))
-    counted = lines.limit(limit).correlate(batches).subquery()
+    counted = lines.order_by(*ORDER).limit(limit).correlate(batches).subquery()  # ordered, so that the index is used
     columns = batches.c.number, batches.c.id, batches.c.caller, batches.c.endpoint, batches.c.input
     return (
         select(
@@ -133,9 +135,8 @@ def _ready(models: Collection[str], limit: int, now: float) -> Query:
 
 
 def _next_lines(number: int, models: Collection[str], lines: int, now: float) -> Query:
-    """The same order as `core.job.job_order`."""
     query = select(jobs).where(jobs.c.batch == number, *_waiting(models, now)).limit(lines)
-    return locked(query.order_by(jobs.c.prefix, jobs.c.size.desc(), jobs.c.line), skip=True)
+    return locked(query.order_by(*ORDER), skip=True)
 
 
 async def _running(tx: Transaction) -> dict[str, int]:

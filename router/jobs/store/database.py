@@ -43,17 +43,17 @@ class Transaction:
         done: CursorResult[Any] = await self.connection.execute(statement, rows)
         return done.rowcount
 
-    async def all(self, statement: Executable) -> Sequence[RowMapping]:
+    async def all(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Sequence[RowMapping]:
         """Every row it gives."""
-        return (await self.connection.execute(statement)).mappings().all()
+        return (await self.connection.execute(statement, values)).mappings().all()
 
     async def first(self, statement: Executable) -> RowMapping | None:
         """The first row it gives."""
         return (await self.connection.execute(statement)).mappings().first()
 
-    async def scalar(self, statement: Executable) -> Any:  # noqa: ANN401 - what a column holds
+    async def scalar(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:  # noqa: ANN401 - what a column holds
         """The first column of the first row, or None."""
-        return await self.connection.scalar(statement)
+        return await self.connection.scalar(statement, values)
 
     async def now(self) -> float:
         """Unix seconds by the clock that all routers at this database share; one value in one transaction."""
@@ -121,6 +121,14 @@ class Database(ABC):
     async def _announce(self, tx: Transaction) -> None:
         """Tell other routers, inside the transaction."""
 
+    @abstractmethod
+    async def _room(self, tx: Transaction) -> None:
+        """Raise StoreFull when there is only as much space left as clearing up may need."""
+
+    @abstractmethod
+    async def _relieve(self) -> None:
+        """After StoreFull, by whoever holds the turn to write: make what room can be made at once."""
+
     @asynccontextmanager
     async def read(self) -> AsyncIterator[Transaction]:
         """A snapshot for the length of the block."""
@@ -129,15 +137,24 @@ class Database(ABC):
                 yield Transaction(connection, self)
 
     @asynccontextmanager
-    async def write(self) -> AsyncIterator[Transaction]:
-        """A transaction that is committed when the block ends, and undone when it raises."""
+    async def write(self, *, grows: bool = False) -> AsyncIterator[Transaction]:
+        """A transaction that is committed when the block ends, and undone when it raises.
+
+        One that `grows` brings bytes to keep: StoreFull while the rest of the disk is needed to clear up.
+        """
         async with self._writing():
-            with self._translated():
-                async with self._engines()[1].begin() as connection:
-                    tx = Transaction(connection, self)
-                    yield tx
-                    if tx.topics:
-                        await self._announce(tx)
+            try:
+                with self._translated():
+                    async with self._engines()[1].begin() as connection:
+                        tx = Transaction(connection, self)
+                        if grows:
+                            await self._room(tx)
+                        yield tx
+                        if tx.topics:
+                            await self._announce(tx)
+            except StoreFull:
+                await self._relieve()
+                raise
         self.wakes.ring(tx.topics)
 
     @contextmanager

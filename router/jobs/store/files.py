@@ -6,17 +6,32 @@ A deleted file is invisible at once; its bytes go in small steps, and not while 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from sqlalchemy import Integer, cast, func, select, update
+from sqlalchemy import BigInteger, Integer, LargeBinary, bindparam, cast, func, select, update
 
 from router.errors import NotFound, StoreError
 from router.jobs.schema import CHUNK_BYTES, chunks, files
 from router.jobs.store.database import Condition, Transaction
-from router.jobs.store.rows import FileRow, JobRow, file_row
+from router.jobs.store.rows import FileRow, file_row
 from router.jobs.store.shelf import Shelf, is_state, known
 from router.jobs.store.writer import Draft, FileWriter
 
 READY = is_state(files.c.state, "ready")
 """Files that callers see, as far as they are not past their time."""
+_AT = bindparam("at", type_=BigInteger)
+PIECE = (
+    select(
+        func.substr(
+            chunks.c.data,
+            cast(_AT - chunks.c.start + 1, Integer),
+            bindparam("length", type_=Integer),
+            type_=LargeBinary,
+        ).label("piece")
+    )
+    .where(chunks.c.file == bindparam("file", type_=BigInteger), chunks.c.start <= _AT)
+    .order_by(chunks.c.start.desc())
+    .limit(1)
+)
+"""At most `length` bytes of a file from `at`, as many as one row has."""
 
 
 class Files(Shelf):
@@ -79,16 +94,6 @@ class Files(Shelf):
             yield piece
             start += len(piece)
 
-    async def line(self, job: JobRow) -> bytes:
-        """The bytes of a job's line in its input file."""
-        parts: list[bytes] = []
-        async with self._db.read() as tx:
-            start, end = job.offset, job.offset + job.length
-            while start < end:
-                parts.append(await _piece(tx, job.input, start, end - start))
-                start += len(parts[-1])
-        return parts[0] if len(parts) == 1 else b"".join(parts)
-
 
 def visible(caller: str, now: float) -> tuple[Condition, ...]:
     """Files of a caller that are whole and not past their time."""
@@ -106,10 +111,7 @@ async def _number(tx: Transaction, caller: str, file_id: str) -> int:
 
 async def _piece(tx: Transaction, file: int, at: int, length: int) -> bytes:
     """At most `length` bytes from `at`, as many as one row has."""
-    skip = cast(at - chunks.c.start + 1, Integer)
-    piece = func.substr(chunks.c.data, skip, min(length, CHUNK_BYTES), type_=chunks.c.data.type)
-    where = (chunks.c.file == file, chunks.c.start <= at)
-    found: bytes | None = await tx.scalar(select(piece).where(*where).order_by(chunks.c.start.desc()).limit(1))
-    if not found:
+    piece = await tx.scalar(PIECE, {"file": file, "at": at, "length": min(length, CHUNK_BYTES)})
+    if not piece:
         raise StoreError("The file was deleted while it was read")
-    return bytes(found)
+    return bytes(piece)

@@ -131,6 +131,12 @@ class Postgres(Database):
     async def _announce(self, tx: Transaction) -> None:
         await tx.scalar(select(func.pg_notify(CHANNEL, " ".join(sorted(tx.topics)))))
 
+    async def _room(self, tx: Transaction) -> None:
+        return None  # the server does not tell how full its disk is
+
+    async def _relieve(self) -> None:
+        return None
+
     async def time(self, tx: Transaction) -> float:
         if self.clock is not None:
             return self.clock()

@@ -1,10 +1,8 @@
 """Results: the end of a line, its batch's counters and tokens, in one transaction.
 
-Lines that end while a commit is under way share the next one: the first to get the turn writes for all who wait. That
-keeps the disk's slowest act, the commit, out of the number of lines a second.
+Lines that end while a commit is under way share the next one: the commit, the disk's slowest act, is not paid by line.
 """
 
-import asyncio
 from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
@@ -16,6 +14,7 @@ from router.jobs.schema import batches, jobs, results
 from router.jobs.store.database import Database, Transaction
 from router.jobs.store.rows import JobRow, NewResult
 from router.jobs.store.shelf import Shelf, locked, of_lines
+from router.jobs.store.together import Together
 
 SHARED_LINES = 500
 """Most lines one commit is shared by."""
@@ -36,44 +35,21 @@ class Results(Shelf):
 
     def __init__(self, database: Database, router: str, name: str, stale_s: float) -> None:
         super().__init__(database, router, name, stale_s)
-        self._turn = asyncio.Lock()
-        self._waiting: list[tuple[Ending, asyncio.Future[bool]]] = []
+        self._ends = Together(self._keep, _bytes, most=SHARED_LINES, limit=SHARED_BYTES)
 
     async def finish(self, job: JobRow, result: NewResult) -> bool:
         """Write how a line ended. True once it is kept, also when this very claim kept it before.
 
         False if the line is not ours any more: the result is dropped.
         """
-        kept: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        place = ((job, result), kept)
-        self._waiting.append(place)
-        try:
-            async with self._turn:
-                if not kept.done():
-                    await self._write_waiting(place)
-            return await kept
-        finally:
-            if place in self._waiting:
-                self._waiting.remove(place)
-            if not kept.cancel() and not kept.cancelled():
-                kept.exception()  # whoever was cancelled has seen it too
+        return await self._ends.ask((job, result))
 
-    async def _write_waiting(self, first: tuple[Ending, asyncio.Future[bool]]) -> None:
-        shared = _fitting(first, self._waiting)
-        try:
-            async with self._db.write() as tx:
-                kept = await self._write(tx, [ending for ending, _ in shared])
-                now = await tx.now()
-        except Exception as error:  # noqa: BLE001 - each waiter raises it
-            for _, waiter in shared:
-                if not waiter.done():
-                    waiter.set_exception(error)
-        else:
-            self._finished.append((now, len(kept)))
-            for (job, _), waiter in shared:
-                if not waiter.done():
-                    waiter.set_result((job.key, job.epoch) in kept)
-        self._waiting = [place for place in self._waiting if not place[1].done()]
+    async def _keep(self, endings: Sequence[Ending]) -> list[bool]:
+        async with self._db.write(grows=True) as tx:
+            kept = await self._write(tx, endings)
+            now = await tx.now()
+        self._finished.append((now, len(kept)))
+        return [(job.key, job.epoch) in kept for job, _ in endings]
 
     async def _write(self, tx: Transaction, endings: Sequence[Ending]) -> set[tuple[tuple[str, int], int]]:
         """Keep what is ours to keep; which lines are kept now, by key and epoch."""
@@ -117,19 +93,8 @@ class Results(Shelf):
         await tx.run(update(batches).where(batches.c.number == number).values(**_counted(endings)))
 
 
-def _fitting(
-    first: tuple[Ending, asyncio.Future[bool]], waiting: Sequence[tuple[Ending, asyncio.Future[bool]]]
-) -> list[tuple[Ending, asyncio.Future[bool]]]:
-    """Those that share the commit with `first`."""
-    shared, size = [first], 0
-    for place in waiting:
-        if place is first or place[1].done():
-            continue
-        size += len(place[0][1].body or b"")
-        if size > SHARED_BYTES or len(shared) >= SHARED_LINES:
-            break
-        shared.append(place)
-    return shared
+def _bytes(ending: Ending) -> int:
+    return len(ending[1].body or b"")
 
 
 def _result(job: JobRow, result: NewResult, now: float) -> dict[str, Any]:

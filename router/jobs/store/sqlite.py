@@ -3,12 +3,14 @@
 Rule 1: one connection writes, behind a lock, with BEGIN IMMEDIATE: it never finds out late that another process wrote.
 Rule 2: readers have their own connections, which cannot write (`query_only`).
 Rule 3: write-ahead log with synchronous=FULL: a commit that was told to anybody survives `kill -9` and loss of power.
-Rule 4: every router holds a lock on a file of its own beside the database. The kernel drops it when the process ends,
+Rule 4: the last of the disk is for clearing up, so a full disk is a pause and not the end.
+Rule 5: every router holds a lock on a file of its own beside the database. The kernel drops it when the process ends,
 however it ends, so the next router knows at once whose leases are nobody's.
 """
 
 import asyncio
 import os
+import shutil
 import sqlite3
 import time
 from contextlib import suppress
@@ -17,13 +19,13 @@ from pathlib import Path
 from sqlalchemy import URL, Connection, Table, event, text
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine.interfaces import DBAPIConnection
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from router.errors import StoreError, StoreFull, StoreLost
 from router.jobs.store.database import BUSY_S, Clock, Database, Insert, Transaction
-from router.jobs.store.migrate import migrate
+from router.jobs.store.migrate import PAGE_BYTES, migrate
 
 try:
     import fcntl
@@ -36,6 +38,10 @@ VACUUM_PAGES = 1024
 """Pages given back in one step."""
 SPARE_PAGES = 4096
 """Free pages that are kept for what comes next."""
+RESERVE_BYTES = 64 * 2**20
+"""Space that nothing new may take (a quarter of a small disk): even deleting needs some, for the log."""
+LOG_PAGES = 512
+"""The write-ahead log is emptied into the file after so many pages (4 MiB)."""
 
 PRAGMAS = (
     f"busy_timeout = {int(BUSY_S * 1000)}",
@@ -43,7 +49,10 @@ PRAGMAS = (
     "synchronous = FULL",
     "cache_size = -16384",
     "temp_store = MEMORY",
+    f"wal_autocheckpoint = {LOG_PAGES}",
+    "secure_delete = FAST",
 )
+"""Some builds of SQLite overwrite what is deleted with zeros by default: then deleting 32 MiB writes 32 MiB."""
 
 
 class Sqlite(Database):
@@ -113,14 +122,38 @@ class Sqlite(Database):
     async def tidy(self) -> bool:
         async with self.read() as tx:
             spare = await tx.scalar(text("PRAGMA freelist_count"))
-        if spare <= SPARE_PAGES:
+        kept = SPARE_PAGES
+        if self._free() < 0:
+            kept = 0
+            async with self._turn:
+                await self._relieve()
+        if spare <= kept:
             return False
-        async with self._turn, self._engines()[1].connect() as connection:
+        async with self._turn:
+            await self._script(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")
+        return bool(spare > kept + VACUUM_PAGES)
+
+    async def _script(self, script: str) -> None:
+        """Run it on the writer outside a transaction, to its end, if that is possible now."""
+        async with self._engines()[1].connect() as connection:
             raw = (await connection.get_raw_connection()).driver_connection
             assert raw is not None
             with suppress(sqlite3.Error):
-                await raw.executescript(f"PRAGMA incremental_vacuum({VACUUM_PAGES})")  # a script runs to its end
-        return bool(spare > SPARE_PAGES + VACUUM_PAGES)
+                await raw.executescript(script)
+
+    def _free(self) -> int:
+        """Bytes free on the disk beyond the reserve; negative when the reserve is touched."""
+        disk = shutil.disk_usage(self.path.parent)
+        return disk.free - min(RESERVE_BYTES, disk.total // 4)
+
+    async def _room(self, tx: Transaction) -> None:
+        free = self._free()
+        if free < 0 and free + await tx.scalar(text("PRAGMA freelist_count")) * PAGE_BYTES < 0:
+            raise StoreFull("The disk is nearly full; what is left is needed to clear up")
+
+    async def _relieve(self) -> None:
+        with suppress(SQLAlchemyError):
+            await self._script("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def insert(self, table: Table) -> Insert:
         return insert(table)

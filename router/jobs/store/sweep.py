@@ -59,7 +59,7 @@ class Sweep(Shelf):
             forget,
         ]
         tally = _Tally()
-        more = False
+        more = await self._db.tidy()
         for _ in range(steps):
             chores = [chore for chore in chores if await chore(tally)]
             if not chores:
@@ -71,7 +71,7 @@ class Sweep(Shelf):
             lines_cancelled=tally.cancelled,
             files_deleted=tally.files,
             rows_deleted=tally.rows,
-            more=await self._db.tidy() or more,
+            more=more,
         )
 
     async def _due(self, query: Query) -> int | None:
@@ -132,7 +132,7 @@ class Sweep(Shelf):
         number = await self._due(ready)
         if number is None:
             return False
-        async with self._db.write() as tx:
+        async with self._db.write(grows=True) as tx:
             event = await write_page(self._db, tx, number)
         if event is not None:
             tally.events.append(event)

@@ -145,7 +145,7 @@ class _Whole(FileWriter):
         done = 0
         while done < part.bytes:
             source = select(chunks.c.start).where(chunks.c.file == part.number, chunks.c.start >= done)
-            async with self._db.write() as tx:
+            async with self._db.write(grows=True) as tx:
                 starts = (await tx.connection.scalars(source.order_by(chunks.c.start).limit(COPY_CHUNKS + 1))).all()
                 end = starts[COPY_CHUNKS] if len(starts) > COPY_CHUNKS else part.bytes
                 rows = select(literal(self._number, BigInteger), chunks.c.start + self._kept, chunks.c.data).where(

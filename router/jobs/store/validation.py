@@ -71,7 +71,7 @@ class Validation(Shelf):
                 {**msgspec.structs.asdict(job), "batch": batch.number, "state": JobState.QUEUED}
                 for job in new[start : start + STEP_LINES]
             ]
-            async with self._db.write() as tx:
+            async with self._db.write(grows=True) as tx:
                 if await self._locked(tx, batch) is None:
                     return False
                 await tx.run(once, rows)

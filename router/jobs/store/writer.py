@@ -54,7 +54,7 @@ class Writer:
 
     async def _keep(self) -> None:
         piece = bytes(self._pending)
-        async with self._db.write() as tx:
+        async with self._db.write(grows=True) as tx:
             await tx.run(insert(chunks).values(file=self._number, start=self._kept, data=piece))
         self._kept += len(piece)
         self._pending.clear()
