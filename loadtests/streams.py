@@ -255,7 +255,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=int, default=60)
     parser.add_argument("--events", type=int, default=50, help="events of one answer")
     parser.add_argument("--gap", type=float, default=0.2, help="seconds between two events of a stream")
-    parser.add_argument("--level-mb", type=float, default=3.0, help="growth after a quarter of the time that is level")
+    parser.add_argument("--level-mb", type=float, default=5.0, help="growth after a quarter of the time that is level")
     options = parser.parse_args()
     most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

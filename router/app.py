@@ -94,10 +94,7 @@ class App:
         """Whether a call could be served now."""
         if self.draining:
             return False
-        now = self.clock()
-        return self.relay is not None or any(
-            node.state is not State.STARTING and node.usable(now) for node in self.nodes
-        )
+        return self.relay is not None or any(node.state in (State.READY, State.PROBATION) for node in self.nodes)
 
     def begin_drain(self) -> None:
         """Take no new calls; those that run go on."""

@@ -128,7 +128,8 @@ class FrontProtocol(HttpToolsProtocol):
         if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
             self.transport.abort()
             return
-        error = {"message": message, "type": "invalid_request_error", "param": None, "code": code}
+        kind = "timeout_error" if status == 408 else "invalid_request_error"
+        error = {"message": message, "type": kind, "param": None, "code": code}
         body = msgspec.json.encode({"error": error})
         head = (
             f"HTTP/1.1 {status} {_PHRASES[status]}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n"

@@ -1,8 +1,9 @@
 """Where a call runs: the one place all policy is in.
 
 `place` takes what is known and returns what to do. It has no clock, does no I/O and changes nothing. Order of thought:
-which nodes serve the model, which of them hold the prompt, which are shaped for the workload, which are usable, which
-have room; then, with none left, patience, the relay, and the reason to refuse.
+which nodes serve the model, which of them hold the prompt, which are shaped for the workload (chat takes others when
+none of those is usable), which are usable, which have room; then, with none left, patience, the relay, and the reason
+to refuse.
 """
 
 from collections.abc import Collection, Sequence
@@ -105,7 +106,7 @@ def place(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -
         if not serving:
             return Refuse(RefuseReason.OWNER_GONE)
     if not serving:
-        return Relay(RelayCause.UNKNOWN_MODEL) if situation.relay else Refuse(RefuseReason.UNKNOWN_MODEL)
+        return _unserved(nodes, situation, now)
     holding = _holding(call, serving)
     if not holding:
         longest = max(node.context(call.model) or 0 for node in serving)
@@ -115,11 +116,24 @@ def place(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -
     if not untried:
         return Relay(RelayCause.NODE_FAILED) if situation.relay else Refuse(RefuseReason.NODE_FAILED)
     ready = [node for node in untried if node.usable(now)]
+    if not ready and call.workload is Workload.INTERACTIVE:
+        ready = [node for node in holding if node.name not in situation.tried and node.usable(now)]
     if not ready and not situation.relay:
         ready = [node for node in untried if node.usable(now, panic=True)]
     if not ready:
         return _none_usable(untried, situation, now)
     return _fit(call, ready, situation)
+
+
+def _unserved(nodes: Sequence[Node], situation: Situation, now: float) -> Decision:
+    """No node is known to serve the model. One that never told what it serves may: that is waited for."""
+    if situation.relay:
+        return Relay(RelayCause.UNKNOWN_MODEL)
+    if all(node.spec.models or node.facts.models for node in nodes):
+        return Refuse(RefuseReason.UNKNOWN_MODEL)
+    if situation.waited >= situation.patience:
+        return Refuse(RefuseReason.NODES_DOWN)
+    return Wait(WaitReason.NODES_DOWN, now + ASK_AGAIN_S)
 
 
 def _holding(call: Call, serving: Sequence[Node]) -> Sequence[Node]:

@@ -45,7 +45,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of one leg and of trying again: seconds, seconds a prompt token, most legs on nodes, share of retries."""
 
     first_byte_s: float = 120.0
-    first_byte_per_prompt_token_s: float = 0.01
+    first_byte_per_prompt_token_s: float = 0.005
     retries: int = 1
     retry_ratio: float = 0.1
 

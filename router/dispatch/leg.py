@@ -17,7 +17,7 @@ from router.dispatch import normalise, request
 from router.dispatch.admission import Grant
 from router.dispatch.reply import Reply
 from router.dispatch.trip import Trip
-from router.errors import BadStatus, ErrorInStream, NodeRefused, RelayMisconfigured
+from router.errors import BadAnswer, BadStatus, ErrorInStream, NodeRefused, RelayMisconfigured
 from router.upstream.pool import Answer as Upstream
 from router.upstream.pool import Exchange, Pool
 from router.upstream.target import Target
@@ -86,9 +86,11 @@ class Leg:
         self._exchange = exchange
         if upstream.status >= 400:
             return await self._refused(upstream)
+        if upstream.status >= 300:
+            raise BadAnswer(f"The node answered {upstream.status}: a redirect is no answer.")
         try:
             renamed = None if own_name == call.model else (own_name.encode(), call.model.encode())
-            return await Reply.hold(upstream, trip, renamed)
+            return await Reply.hold(upstream, trip, renamed, self._first_byte_s)
         except ErrorInStream as error:
             if error.status >= 500:
                 raise

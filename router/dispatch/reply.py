@@ -7,11 +7,14 @@ Rules:
 - An upstream that dies after the head was let go ends the answer with an error event and its protocol's end mark.
 """
 
+import asyncio
+
 import msgspec
 
 from router.core.call import Protocol, Usage
+from router.dispatch.normalise import status_inside
 from router.dispatch.trip import Trip
-from router.errors import NodeFailed, Truncated
+from router.errors import ErrorInStream, FirstByteTimeout, NodeFailed, Truncated
 from router.upstream.pool import Answer as Upstream
 from router.upstream.sse import Events, failure_events
 
@@ -110,40 +113,39 @@ class Reply:
         return reply
 
     @classmethod
-    async def hold(cls, upstream: Upstream, trip: Trip, rename: tuple[bytes, bytes] | None) -> "Reply":
-        """Read a 2xx answer as far as it must be held. Raises NodeFailed when the node fails before that point."""
+    async def hold(cls, upstream: Upstream, trip: Trip, rename: tuple[bytes, bytes] | None, within_s: float) -> "Reply":
+        """Read a 2xx answer as far as it must be held.
+
+        Raises NodeFailed when the node fails before that point, or a stream has no token within `within_s`.
+        """
         reply = cls(upstream.status, clean(upstream.headers), trip)
         kind = _header(upstream.headers, b"content-type")
         coded = _header(upstream.headers, b"content-encoding") not in (b"", b"identity")
         if kind.startswith(b"text/event-stream"):
             reply.stream = True
             if not coded:
-                await reply._hold_events(upstream, rename)
+                await reply._hold_events(upstream, rename, within_s)
                 return reply
         if kind.startswith(b"application/json"):
             await reply._hold_json(upstream, None if coded else rename)
             return reply
         reply._held = await upstream.read()
         reply._upstream = upstream
+        trip.first_token()
         return reply
 
-    async def _hold_events(self, upstream: Upstream, rename: tuple[bytes, bytes] | None) -> None:
+    async def _hold_events(self, upstream: Upstream, rename: tuple[bytes, bytes] | None, within_s: float) -> None:
         trip = self.trip
-        events = Events(trip.call.endpoint.protocol, drop_usage=trip.asks_usage, rename=rename)
-        trip.events = events
-        held = []
-        while not events.meaningful:
-            data = await upstream.read()
-            if not data:
-                events.end()
-                if events.failure is None and not events.complete:
-                    raise Truncated("The stream ended before it said anything.")
-                break
-            held.append(events.feed(data))
-            if events.failure is not None:
-                trip.fail_inside(events.failure)
-        if events.failure is not None:
-            trip.fail_inside(events.failure)
+        events = trip.events = Events(trip.call.endpoint.protocol, drop_usage=trip.asks_usage, rename=rename)
+        held = [await _event(upstream, events)]
+        if not events.meaningful:
+            # Comments and roles keep the connection alive for ever; they do not make an answer.
+            try:
+                async with asyncio.timeout(within_s):
+                    while not events.meaningful:
+                        held.append(await _event(upstream, events))
+            except TimeoutError:
+                raise FirstByteTimeout("The stream began and no token came within the bound.") from None
         trip.first_token()
         self.response_id = events.response_id
         self._held = b"".join(held)
@@ -233,6 +235,21 @@ class Reply:
         return failure_events(
             protocol, message, "upstream_error", response_id=events.response_id, sequence_number=sequence
         )
+
+
+async def _event(upstream: Upstream, events: Events) -> bytes:
+    """The next bytes to show. Raises ErrorInStream, or Truncated when the stream ends before it said anything."""
+    data = await upstream.read()
+    shown = events.feed(data) if data else b""
+    if not data:
+        events.end()
+    if events.failure is not None:
+        failure = events.failure
+        raise ErrorInStream("The node reported an error in its stream.", failure, status_inside(failure))
+    if not data and not events.complete:
+        raise Truncated("The stream ended before it said anything.")
+    events.meaningful = events.meaningful or not data
+    return shown
 
 
 def clean(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

@@ -9,11 +9,9 @@ from collections.abc import Callable
 from router.core.call import Call, Outcome, Usage
 from router.core.node import Node, Sign
 from router.core.placement import Situation
-from router.dispatch.normalise import status_inside
 from router.errors import (
     Answer,
     BadRequest,
-    ErrorInStream,
     NodeFailed,
     NotFound,
     Overloaded,
@@ -23,6 +21,8 @@ from router.errors import (
 from router.upstream.sse import Events
 
 RELAY = "relay"
+CLIENT_CLOSED = 499
+"""Status in the log of a call whose caller was not there to be told one; nginx's."""
 
 _BROKEN: tuple[tuple[type[BaseException], Outcome], ...] = (
     (UpstreamTimeout, Outcome.TIMED_OUT),
@@ -107,12 +107,12 @@ class Trip:
         self.outcome = Outcome.CUT
         self.sign(Sign.FAULT, str(error))
 
-    def fail_inside(self, event: bytes) -> None:
-        """The node said 200 and then that it failed, before anything meaningful."""
-        raise ErrorInStream("The node reported an error in its stream.", event, status_inside(event))
-
     def broke(self, error: BaseException) -> None:
         """The block was left by an exception."""
+        if isinstance(error, Answer):
+            self.status = error.status
+        elif isinstance(error, CancelledError):
+            self.status = CLIENT_CLOSED
         told = error.args[0] if isinstance(error, CancelledError) and error.args else None
         if isinstance(told, Outcome):
             self.outcome = told

@@ -66,7 +66,6 @@ def _stamped(state: BatchState) -> CheckConstraint:
 
 
 NOT_FINAL = "state NOT IN ({})".format(", ".join(f"'{state}'" for state in sorted(BATCH_FINAL)))
-UNFINISHED = one_of("state", (JobState.QUEUED, JobState.RUNNING))
 
 routers = Table(
     "routers",
@@ -174,6 +173,7 @@ batches = Table(
     Column("total", BigInteger, nullable=False, server_default="0"),
     Column("completed", BigInteger, nullable=False, server_default="0"),
     Column("failed", BigInteger, nullable=False, server_default="0"),
+    Column("stopped", BigInteger, nullable=False, server_default="0"),
     Column("size_left", BigInteger, nullable=False, server_default="0"),
     Column("input_tokens", BigInteger, nullable=False, server_default="0"),
     Column("output_tokens", BigInteger, nullable=False, server_default="0"),
@@ -191,7 +191,8 @@ batches = Table(
     UniqueConstraint("caller", "idempotency_key"),
     CheckConstraint(one_of("state", BatchState), name="state"),
     CheckConstraint("window_s > 0 AND expires_at = created_at + window_s", name="window"),
-    CheckConstraint("total >= 0 AND completed >= 0 AND failed >= 0 AND completed + failed <= total", name="counts"),
+    CheckConstraint("completed >= 0 AND failed >= 0 AND stopped >= 0", name="counts"),
+    CheckConstraint("completed + failed + stopped <= total", name="total"),
     CheckConstraint(
         "input_tokens >= 0 AND output_tokens >= 0 AND cached_tokens >= 0 AND reasoning_tokens >= 0 AND size_left >= 0",
         name="tokens",
@@ -206,7 +207,8 @@ batches = Table(
     CheckConstraint("state NOT IN ('cancelling', 'cancelled') OR cancelling_at IS NOT NULL", name="cancelling_stamp"),
     CheckConstraint("state = 'validating' OR state = 'cancelling' OR validated_at IS NOT NULL", name="validated_stamp"),
     *(_stamped(state) for state in sorted(BATCH_FINAL)),
-    CheckConstraint("state <> 'completed' OR completed + failed = total", name="all_lines"),
+    CheckConstraint(f"{NOT_FINAL} OR completed + failed + stopped = total", name="all_lines"),
+    CheckConstraint("state <> 'completed' OR stopped = 0", name="none_stopped"),
     CheckConstraint("state <> 'expired' OR late", name="late"),
     CheckConstraint(f"NOT cleared OR NOT {NOT_FINAL}", name="cleared"),
     sqlite_autoincrement=True,
@@ -245,16 +247,18 @@ jobs = Table(
     CheckConstraint("(state = 'running') = (lease_until IS NOT NULL)", name="lease"),
     sqlite_with_rowid=False,
 )
+# The state comes first though it is the same in all rows: SQLite then prefers these to the primary key.
 _QUEUED, _RUNNING = "state = 'queued'", "state = 'running'"
 _index(
     "ix_jobs_queued",
+    jobs.c.state,
     jobs.c.batch,
     jobs.c.prefix,
     jobs.c.size.desc(),
     jobs.c.line,
     only=_QUEUED,
 )
-_index("ix_jobs_running", jobs.c.batch, jobs.c.line, only=_RUNNING)
+_index("ix_jobs_running", jobs.c.state, jobs.c.batch, jobs.c.line, only=_RUNNING)
 
 results = Table(
     "results",
@@ -295,3 +299,4 @@ deliveries = Table(
     sqlite_autoincrement=True,
 )
 _index("ix_deliveries_due", deliveries.c.due_at, only="due_at IS NOT NULL")
+_index("ix_deliveries_ended", deliveries.c.ended_at, only="ended_at IS NOT NULL")

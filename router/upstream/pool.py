@@ -150,7 +150,7 @@ class Pool:
         """Abort every connection, whoever uses it, and wait until the transports are gone. No exchange begins after."""
         self._closed = True
         for connection in list(self._open):
-            connection.fail(Truncated("the pool was closed"))
+            connection.fail(Truncated("The router is shutting down."))
         while self._open:
             if self._emptied is None:
                 self._emptied = asyncio.get_running_loop().create_future()

@@ -18,6 +18,8 @@ ACTIVE = is_state(
     batches.c.state, BatchState.VALIDATING, BatchState.IN_PROGRESS, BatchState.FINALIZING, BatchState.CANCELLING
 )
 """Batches that are not final."""
+LEFT = batches.c.total - batches.c.completed - batches.c.failed - batches.c.stopped
+"""Lines of a batch that have no end yet."""
 
 
 class Batches(Shelf):
@@ -135,7 +137,7 @@ class Batches(Shelf):
 
     async def pace(self, batch: BatchRow) -> Pace:
         """How a batch gets on, for an estimate of its end."""
-        left = func.coalesce(func.sum(batches.c.total - batches.c.completed - batches.c.failed), 0)
+        left = func.coalesce(func.sum(LEFT), 0)
         first = (is_state(batches.c.state, BatchState.IN_PROGRESS), batches.c.urgency < batch.urgency)
         mine = (jobs.c.batch == batch.number, is_state(jobs.c.state, JobState.RUNNING))
         async with self._db.read() as tx:
@@ -155,7 +157,13 @@ async def stop_running(tx: Transaction, batch: int, state: JobState) -> int:
     stopped = await tx.run(update(jobs).where(*running).values(state=state, owner=None, lease_until=None))
     if stopped:
         tx.wake(Topic.STOPPED)
+        await count_stopped(tx, batch, stopped)
     return stopped
+
+
+async def count_stopped(tx: Transaction, batch: int, lines: int) -> None:
+    """So many lines of a batch ended without an answer."""
+    await tx.run(update(batches).where(batches.c.number == batch).values(stopped=batches.c.stopped + lines))
 
 
 def _json(metadata: dict[str, str] | None) -> str | None:

@@ -9,7 +9,7 @@ Rule 3: the files show, the state becomes final and the webhook is put in the ou
 from collections.abc import Sequence
 
 import msgspec
-from sqlalchemy import RowMapping, exists, insert, select, update
+from sqlalchemy import RowMapping, insert, not_, select, update
 
 from router.core.job import BATCH_TRANSITIONS, BatchEvent, BatchState, JobState, request_id
 from router.jobs.schema import CHUNK_BYTES, batches, chunks, deliveries, files, jobs, results
@@ -24,9 +24,7 @@ PAGE_LINES = 1000
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")
 CANCELLED = ("batch_cancelled", "This request was not executed because the batch was cancelled.")
 
-UNFINISHED = exists().where(jobs.c.batch == batches.c.number, is_state(jobs.c.state, JobState.QUEUED)) | exists().where(
-    jobs.c.batch == batches.c.number, is_state(jobs.c.state, JobState.RUNNING)
-)
+UNFINISHED = batches.c.completed + batches.c.failed + batches.c.stopped < batches.c.total
 """Batches with lines that have no end yet."""
 ENDING = is_state(batches.c.state, BatchState.FINALIZING) | (
     is_state(batches.c.state, BatchState.CANCELLING) & batches.c.validated_at.is_not(None)
@@ -63,7 +61,7 @@ async def announce(database: Database, tx: Transaction, batch: BatchRow) -> Even
 
 async def write_page(database: Database, tx: Transaction, number: int) -> Event | None:
     """One step towards a batch's end; the event once it is final. Nothing if another router is at it."""
-    ready = (batches.c.number == number, ENDING, ~UNFINISHED)
+    ready = (batches.c.number == number, ENDING, not_(UNFINISHED))
     batch = await tx.first(locked(select(batches).where(*ready), skip=True))
     if batch is None:
         return None

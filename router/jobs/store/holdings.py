@@ -4,7 +4,7 @@ from sqlalchemy import ColumnElement, func, select
 
 from router.core.job import JobState
 from router.jobs.schema import batches, files, jobs
-from router.jobs.store.batches import ACTIVE
+from router.jobs.store.batches import ACTIVE, LEFT
 from router.jobs.store.database import Query
 from router.jobs.store.files import READY
 from router.jobs.store.rows import Held, StoreUsage
@@ -30,12 +30,11 @@ class Holdings(Shelf):
 
     async def held(self, caller: str) -> Held:
         """What one caller holds."""
-        left = batches.c.total - batches.c.completed - batches.c.failed
         async with self._db.read() as tx:
             kept = select(func.count().label("files"), _sum(files.c.bytes).label("bytes"))
             mine = await tx.first(kept.where(files.c.caller == caller, READY))
             active = select(
-                func.count().label("batches"), _sum(left).label("lines"), _sum(batches.c.size_left).label("tokens")
+                func.count().label("batches"), _sum(LEFT).label("lines"), _sum(batches.c.size_left).label("tokens")
             )
             work = await tx.first(active.where(batches.c.caller == caller, ACTIVE))
         assert mine is not None

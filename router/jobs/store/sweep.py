@@ -7,11 +7,11 @@ done may be work for another, so a sweep that did anything says that there may b
 
 from collections.abc import Awaitable, Callable
 
-from sqlalchemy import delete, exists, func, select, text, update
+from sqlalchemy import delete, exists, func, not_, select, text, update
 
 from router.core.job import BATCH_FINAL, BatchState, JobState
 from router.jobs.schema import batches, chunks, deliveries, files, jobs, results, routers, uploads
-from router.jobs.store.batches import ACTIVE, stop_running
+from router.jobs.store.batches import ACTIVE, LEFT, count_stopped, stop_running
 from router.jobs.store.database import Query
 from router.jobs.store.endings import ENDING, UNFINISHED, write_page
 from router.jobs.store.rows import Event, Swept
@@ -98,7 +98,7 @@ class Sweep(Shelf):
         return True
 
     async def _close_answered(self, tally: _Tally) -> bool:
-        answered = (IN_PROGRESS, batches.c.completed + batches.c.failed == batches.c.total)
+        answered = (IN_PROGRESS, LEFT == 0)
         number = await self._due(select(batches.c.number).where(*answered))
         if number is None:
             return False
@@ -120,15 +120,16 @@ class Sweep(Shelf):
             stopped = await stop_running(tx, number, state)
             queued = (jobs.c.batch == number, is_state(jobs.c.state, JobState.QUEUED))
             step = select(jobs.c.line).where(*queued).limit(STEP_ROWS)
-            stopped += await tx.run(
-                update(jobs).where(jobs.c.batch == number, jobs.c.line.in_(step)).values(state=state)
-            )
+            ended = update(jobs).where(jobs.c.batch == number, jobs.c.line.in_(step)).values(state=state)
+            waited = await tx.run(ended)
+            await count_stopped(tx, number, waited)
+            stopped += waited
         tally.cancelled += stopped if cancelled else 0
         tally.expired += 0 if cancelled else stopped
         return True
 
     async def _write_files(self, tally: _Tally) -> bool:
-        ready = select(batches.c.number).where(ENDING, ~UNFINISHED).order_by(batches.c.expires_at)
+        ready = select(batches.c.number).where(ENDING, not_(UNFINISHED)).order_by(batches.c.expires_at)
         number = await self._due(ready)
         if number is None:
             return False

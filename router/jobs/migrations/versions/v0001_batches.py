@@ -133,6 +133,7 @@ BATCHES: Items = (
     sa.Column("total", sa.BigInteger(), nullable=False, server_default="0"),
     sa.Column("completed", sa.BigInteger(), nullable=False, server_default="0"),
     sa.Column("failed", sa.BigInteger(), nullable=False, server_default="0"),
+    sa.Column("stopped", sa.BigInteger(), nullable=False, server_default="0"),
     sa.Column("size_left", sa.BigInteger(), nullable=False, server_default="0"),
     sa.Column("input_tokens", sa.BigInteger(), nullable=False, server_default="0"),
     sa.Column("output_tokens", sa.BigInteger(), nullable=False, server_default="0"),
@@ -155,7 +156,8 @@ BATCHES: Items = (
         "'cancelling', 'cancelled')",
     ),
     _check("batches_window", "window_s > 0 AND expires_at = created_at + window_s"),
-    _check("batches_counts", "total >= 0 AND completed >= 0 AND failed >= 0 AND completed + failed <= total"),
+    _check("batches_counts", "completed >= 0 AND failed >= 0 AND stopped >= 0"),
+    _check("batches_total", "completed + failed + stopped <= total"),
     _check(
         "batches_tokens",
         "input_tokens >= 0 AND output_tokens >= 0 AND cached_tokens >= 0 AND reasoning_tokens >= 0 AND size_left >= 0",
@@ -171,7 +173,11 @@ BATCHES: Items = (
     _check("batches_completed_stamp", "(state = 'completed') = (completed_at IS NOT NULL)"),
     _check("batches_expired_stamp", "(state = 'expired') = (expired_at IS NOT NULL)"),
     _check("batches_failed_stamp", "(state = 'failed') = (failed_at IS NOT NULL)"),
-    _check("batches_all_lines", "state <> 'completed' OR completed + failed = total"),
+    _check(
+        "batches_all_lines",
+        "state NOT IN ('cancelled', 'completed', 'expired', 'failed') OR completed + failed + stopped = total",
+    ),
+    _check("batches_none_stopped", "state <> 'completed' OR stopped = 0"),
     _check("batches_late", "state <> 'expired' OR late"),
     _check("batches_cleared", "NOT cleared OR NOT state NOT IN ('cancelled', 'completed', 'expired', 'failed')"),
     _unique("batches", "id"),
@@ -248,6 +254,7 @@ def upgrade() -> None:
     op.create_table("jobs", *JOBS, sqlite_with_rowid=False)
     op.create_table("results", *RESULTS)
     _index("ix_deliveries_due", "deliveries", ["due_at"], only="due_at IS NOT NULL")
+    _index("ix_deliveries_ended", "deliveries", ["ended_at"], only="ended_at IS NOT NULL")
     _index("ix_uploads_pending", "uploads", ["expires_at"], only="state = 'pending'")
     _index("ix_files_expiring", "files", ["expires_at"], only="state = 'ready'")
     _index("ix_files_listed", "files", ["caller", "number"], only="state = 'ready'")
@@ -259,8 +266,8 @@ def upgrade() -> None:
     _index("ix_batches_output", "batches", ["output"])
     _index("ix_batches_state", "batches", ["state", "number"])
     _index("ix_batches_uncleared", "batches", ["number"], only="NOT cleared")
-    _index("ix_jobs_queued", "jobs", ["batch", "prefix", "size DESC", "line"], only="state = 'queued'")
-    _index("ix_jobs_running", "jobs", ["batch", "line"], only="state = 'running'")
+    _index("ix_jobs_queued", "jobs", ["state", "batch", "prefix", "size DESC", "line"], only="state = 'queued'")
+    _index("ix_jobs_running", "jobs", ["state", "batch", "line"], only="state = 'running'")
     if op.get_bind().dialect.name == "postgresql":
         # Uncompressed, so that a line is cut out of a chunk without reading all of it.
         op.execute("ALTER TABLE chunks ALTER COLUMN data SET STORAGE EXTERNAL")
