@@ -11,17 +11,20 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 
 import uvicorn
 import uvloop
+from starlette.routing import BaseRoute
 
 from router import assembly, logs
 from router.api.front import Front
 from router.api.house import House
 from router.api.protocol import FrontProtocol
+from router.batching import Batching, Corridor
+from router.core.call import Workload
 from router.core.estimate import Estimates
 from router.core.node import State
 from router.dispatch.admission import Admission
@@ -54,6 +57,7 @@ class App:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.batching: Batching | None = None
         self.port = 0
         self.draining = False
         self.clock = time.monotonic
@@ -64,7 +68,7 @@ class App:
         self.estimates = Estimates()
         self.nodes = [assembly.node(entry, settings.pools.batch.reserve) for entry in settings.nodes]
         targets = {entry.name: assembly.target(entry.url, entry.api_key) for entry in settings.nodes}
-        self.admission = Admission(self.nodes, assembly.limits(settings), self.clock, self.metrics.waiting)
+        self.admission = Admission(self.nodes, assembly.limits(settings), self.clock, self._noticed)
         self.ways, self.relay = assembly.ways(settings, targets), assembly.relay(settings)
         self.dispatcher = Dispatcher(
             self.admission,
@@ -82,7 +86,17 @@ class App:
             changed=self.admission.changed,
         )
         self.metrics.watch(lambda: (assembly.view(node) for node in self.nodes))
-        self.front = Front(self._house())
+
+    async def open(self) -> None:
+        """Open the store, if batches are offered, and the door."""
+        routes: Sequence[BaseRoute] = ()
+        if self.settings.batches.enabled:
+            corridor = Corridor(
+                dispatcher=self.dispatcher, fleet=self.fleet, tokens=self.tokens, estimates=self.estimates
+            )
+            self.batching = await Batching.open(self.settings, corridor)
+            routes = self.batching.routes()
+        self.front = Front(self._house(), routes)
 
     @property
     def pools(self) -> Mapping[str, Pool]:
@@ -96,13 +110,17 @@ class App:
             return False
         return self.relay is not None or any(node.state in (State.READY, State.PROBATION) for node in self.nodes)
 
-    def begin_drain(self) -> None:
-        """Take no new calls; those that run go on."""
+    async def begin_drain(self) -> None:
+        """Take no new calls; people's that run go on, lines of batches are put back."""
         self.draining = True
+        if self.batching is not None:
+            await self.batching.rest()
         self.admission.close()
 
     async def close(self) -> None:
         """Let go of what the objects hold outside the loop."""
+        if self.batching is not None:
+            await self.batching.close()
         await self.client.close()
         self.reader.shutdown(cancel_futures=True)
         self.tokens.close()
@@ -111,6 +129,11 @@ class App:
         """End every running answer now. Streams say so to their callers, with their protocol's end mark."""
         for pool in self.pools.values():
             await pool.close()
+
+    def _noticed(self, workload: Workload, calls: int, size: int) -> None:
+        self.metrics.waiting(workload, calls, size)
+        if workload is Workload.BATCH and self.batching is not None:
+            asyncio.get_running_loop().call_soon(self.batching.runner.feed)
 
     def _house(self) -> House:
         settings = self.settings
@@ -149,24 +172,27 @@ class Server(uvicorn.Server):
 async def running(settings: Settings) -> AsyncIterator[App]:
     """A router that listens, for the length of the block. Leaving the block ends what still runs."""
     app = App(settings)
-    server = Server(_uvicorn(app))
     listener = _listen(settings)
     app.port = listener.getsockname()[1]
-    await app.fleet.first_look(FIRST_LOOK_S)
     try:
+        await app.open()
+        server = Server(_uvicorn(app))
+        await app.fleet.first_look(FIRST_LOOK_S)
         async with asyncio.TaskGroup() as group:
             serving = group.create_task(server.serve(sockets=[listener]), name="serve")
             watching = [
                 group.create_task(app.fleet.watch(), name="watch"),
                 group.create_task(_measure_lag(app.metrics.loop_lag), name="lag"),
             ]
+            if app.batching is not None:
+                watching.append(group.create_task(app.batching.run(), name="jobs"))
             await server.listening.wait()
             try:
                 yield app
             finally:
+                await app.begin_drain()
                 for task in watching:
                     task.cancel()
-                app.begin_drain()
                 await app.cut_short()
                 server.should_exit = True
                 with contextlib.suppress(TimeoutError):
@@ -219,7 +245,7 @@ async def _serve(settings: Settings) -> int:
         gc.freeze()
         _greet(app)
         await told.get()
-        app.begin_drain()
+        await app.begin_drain()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(settings.server.drain_s):
                 await _drained(app, told)

@@ -17,7 +17,7 @@ from types import TracebackType
 
 import msgspec
 
-from router.core.call import Call
+from router.core.call import Call, Reason
 from router.core.node import Sign
 from router.core.placement import RelayCause
 from router.dispatch import normalise
@@ -145,7 +145,9 @@ class Dispatcher:
             trip.sign(Sign.GONE if isinstance(error, ConnectFailed) else Sign.FAULT, str(error))
             trip.situation.tried = (*trip.situation.tried, trip.place)
             trip.faults += 1
-            if trip.faults > self._patience.retries or not self._retries.spend():
+            # A line of a batch has tries of its own, later and elsewhere: it takes no second leg from this one.
+            again = trip.call.reason is not Reason.JOB and trip.faults <= self._patience.retries
+            if not again or not self._retries.spend():
                 if trip.situation.relay:
                     return RelayGrant(RelayCause.NODE_FAILED)
                 raise self._last_word(trip, error) from error

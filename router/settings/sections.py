@@ -164,6 +164,51 @@ class RelayEntry(Section):
     """Models that may go there: a list of names, or a mapping of public name to the relay's own. Others never leave."""
 
 
+class Batches(Section):
+    """Durable batch jobs: OpenAI's Batches API."""
+
+    enabled: bool = True
+    """Offer `/v1/files`, `/v1/uploads` and `/v1/batches`. Without it no database is opened."""
+    max_file_bytes: Size = 200 * 2**20
+    """Largest input file of a batch."""
+    max_lines: Count = 50_000
+    """Most lines of one batch."""
+    several_models: bool = True
+    """Whether one batch may ask for several models; OpenAI allows one."""
+    retries: Retries = 5
+    """Most attempts of one line that failed through a node's fault. Being put back for other reasons is not counted."""
+    lease_s: Seconds = 30
+    """A router that has not renewed its claim on a line for this long loses it to another."""
+    sweep_s: Seconds = 1
+    """Time between two looks for batches that are over or past their window."""
+    keep_s: Count | None = None
+    """Seconds a finished batch is kept after its end; empty keeps it."""
+
+
+class FileStore(Section):
+    """Files of callers: OpenAI's Files and Uploads API."""
+
+    max_bytes: Size = 512 * 2**20
+    """Largest file."""
+    batch_keep_s: Count | None = 2_592_000
+    """Seconds a batch's input file is kept when its sender does not say; empty keeps it until it is deleted."""
+
+
+class QuotaEntry(Section):
+    """What one caller may hold in the store. Empty is without limit."""
+
+    files: Count | None = None
+    """Most files."""
+    bytes: Count | None = None
+    """Most bytes in files."""
+    batches: Count | None = None
+    """Most batches that are not finished."""
+    lines: Count | None = None
+    """Most lines that wait, over all batches."""
+    tokens: Count | None = None
+    """Most estimated prompt tokens that wait, over all batches."""
+
+
 class KeyEntry(Section):
     """One caller. Only the SHA-256 digest of the key is kept."""
 
@@ -175,6 +220,8 @@ class KeyEntry(Section):
     """Workload of every call made with it; empty lets each call be told by what it looks like."""
     fallback: bool = True
     """Whether its calls may go to the relay."""
+    quota: QuotaEntry | None = None
+    """What it may hold in files and batches; empty is without limit."""
 
 
 class Upstream(Section):
@@ -231,6 +278,10 @@ class Settings(Section, BaseSettings):
     """The service outside the house that calls may fall back to."""
     keys: tuple[KeyEntry, ...] = Field((), max_length=10_000)
     """Callers. Empty lets everybody in, and so needs a loopback `server.host`."""
+    batches: Batches = Batches()
+    """Durable batch jobs: OpenAI's Batches API."""
+    files: FileStore = FileStore()
+    """Files of callers: OpenAI's Files and Uploads API."""
     upstream: Upstream = Upstream()
     """Bounds on one leg of a call."""
     probe: Probe = Probe()

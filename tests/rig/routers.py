@@ -25,7 +25,7 @@ from tests.rig.wait import eventually
 START_S = 20.0
 QUICK: dict[str, Any] = {
     "server": {"host": "127.0.0.1", "port": 0},
-    "store": {"url": "sqlite:///:memory:"},
+    "batches": {"enabled": False},
     "probe": {"every_s": 0.1, "timeout_s": 1},
     "upstream": {"connect_s": 1, "first_byte_s": 3, "idle_s": 3},
     "log": {"level": "warning", "calls": False},

@@ -1,0 +1,147 @@
+"""The batch room as a whole: the store, what is asked of it over HTTP, and the loops that work at it.
+
+Rules: chat needs none of it. It opens before the router listens and closes after the last call; on the way out its
+runner puts back what runs before anything else is told to stop.
+"""
+
+import asyncio
+import socket
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Self
+
+from starlette.routing import BaseRoute
+
+from router import assembly
+from router.api.batches import Batches
+from router.api.desk import Bounds, Desk, Quota
+from router.api.files import Files
+from router.api.uploads import Uploads
+from router.core.estimate import Estimates
+from router.dispatch.dispatcher import Dispatcher
+from router.errors import SettingsError, StoreError
+from router.fleet.fleet import Fleet
+from router.jobs.calls import Calls
+from router.jobs.checks import Rules
+from router.jobs.intake import Allowance, Intake
+from router.jobs.reasons import Reasons
+from router.jobs.runner import Runner, Terms
+from router.jobs.store import Store
+from router.jobs.upkeep import Upkeep, always
+from router.settings import Settings
+from router.settings.sections import QuotaEntry
+from router.tokens import Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corridor:
+    """What lines of batches share with people's calls."""
+
+    dispatcher: Dispatcher
+    fleet: Fleet
+    tokens: Tokens
+    estimates: Estimates
+
+
+class Batching:
+    """One router's batch room. `open` it, `run` it as a task, `rest` before the corridor closes, `close` it last."""
+
+    def __init__(self, store: Store, settings: Settings, corridor: Corridor) -> None:
+        batches = settings.batches
+        self.store = store
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="lines")
+        quotas = {key.name: key.quota for key in settings.keys if key.quota is not None}
+        admission, fleet = corridor.dispatcher.admission, corridor.fleet
+        self.runner = Runner(
+            store=store,
+            dispatcher=corridor.dispatcher,
+            fleet=fleet,
+            calls=Calls(
+                fleet,
+                corridor.tokens,
+                corridor.estimates,
+                self._reader,
+                long_prompt_tokens=settings.classify.long_prompt_tokens,
+            ),
+            terms=Terms(lease_s=batches.lease_s, retries=batches.retries),
+        )
+        self._reasons = Reasons(runner=self.runner, fleet=fleet, admission=admission)
+        self._upkeep = Upkeep(store=store, reasons=self._reasons.all, every_s=batches.sweep_s, keep_s=batches.keep_s)
+        known = Known(settings, fleet)
+        rules = Rules(models=known.model, several_models=batches.several_models, lines=batches.max_lines)
+        self._intake = Intake(
+            store=store, rules=rules, reader=self._reader, allowance=lambda caller: _allowance(quotas.get(caller))
+        )
+        self._desk = Desk(
+            store=store,
+            keyring=assembly.keyring(settings),
+            terms=assembly.terms(settings),
+            clock=time.time,
+            bounds=_bounds(settings),
+            quota=lambda caller: _quota(quotas.get(caller)),
+            waits=self._reasons.of,
+        )
+        self._running: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def open(cls, settings: Settings, corridor: Corridor) -> Self:
+        """Open the store and bring its schema up to date. Raises SettingsError when it cannot be used."""
+        name = f"{socket.gethostname()}:{settings.server.port}"
+        try:
+            store = await Store.open(settings.store.url.get_secret_value(), router=name)
+        except (StoreError, OSError) as error:
+            raise SettingsError(f"store.url: the database cannot be opened: {error}") from error
+        return cls(store, settings, corridor)
+
+    def routes(self) -> list[BaseRoute]:
+        """Files, uploads and batches, without version."""
+        return [route for room in (Files, Uploads, Batches) for route in room(self._desk).routes()]
+
+    async def run(self) -> None:
+        """Work until cancelled. Each loop survives whatever goes wrong in it."""
+        async with asyncio.TaskGroup() as loops:
+            self._running = loops.create_task(always(self.runner.run), name="jobs runner")
+            loops.create_task(always(self._upkeep.run), name="jobs upkeep")
+            loops.create_task(always(self._intake.run), name="jobs intake")
+
+    async def rest(self) -> None:
+        """Run no more lines: what runs is ended upstream and put back, uncharged."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+
+    async def close(self) -> None:
+        """Let go of the store."""
+        await self.store.close()
+        self._reader.shutdown(cancel_futures=True)
+
+
+class Known:
+    """Which models a line may ask for: those nodes told of, down or not, and those the operator names."""
+
+    def __init__(self, settings: Settings, fleet: Fleet) -> None:
+        relay = settings.relay.models if settings.relay is not None else ()
+        self._named = frozenset(relay) | {model for entry in settings.nodes for model in entry.models}
+        self._fleet = fleet
+
+    def model(self, name: str) -> bool:
+        """Whether somebody serves it, or may once it tells what it serves."""
+        if name in self._named or self._fleet.serving(name):
+            return True
+        return any(not node.spec.models and not node.facts.models for node in self._fleet.nodes)
+
+
+def _bounds(settings: Settings) -> Bounds:
+    files = settings.files
+    return Bounds(
+        file_bytes=files.max_bytes, batch_file_bytes=settings.batches.max_file_bytes, batch_file_s=files.batch_keep_s
+    )
+
+
+def _quota(entry: QuotaEntry | None) -> Quota:
+    return Quota() if entry is None else Quota(files=entry.files, bytes=entry.bytes, batches=entry.batches)
+
+
+def _allowance(entry: QuotaEntry | None) -> Allowance:
+    return Allowance() if entry is None else Allowance(lines=entry.lines, tokens=entry.tokens)
