@@ -28,7 +28,7 @@ KEY = "sk-streams-of-the-load-test"
 MB = 2**20
 SETTINGS = """\
 server: {{host: 127.0.0.1, port: {port}}}
-store: {{url: "sqlite:///:memory:"}}
+store: {{url: "sqlite:///{home}/ebbtide.db"}}
 nodes:
   - {{name: one, url: "http://127.0.0.1:{one}", engine: vllm}}
   - {{name: two, url: "http://127.0.0.1:{two}", engine: vllm}}
@@ -200,7 +200,7 @@ def running(options: argparse.Namespace, home: Path):
         assert nodes.stdout is not None
         one, two = map(int, nodes.stdout.readline().split())
         with open_port() as port:
-            (home / "streams.yaml").write_text(SETTINGS.format(port=port, one=one, two=two, key=KEY))
+            (home / "streams.yaml").write_text(SETTINGS.format(port=port, home=home, one=one, two=two, key=KEY))
         command = [sys.executable, "-m", "router", "serve", "--config", str(home / "streams.yaml")]
         with (home / "router.log").open("wb") as log, subprocess.Popen(command, cwd=HERE.parent, stderr=log) as router:
             try:

@@ -39,10 +39,11 @@ class NodeReport(Protocol):
 
 
 class Flag(NamedTuple):
-    """One option: its name and what argparse needs to know of it."""
+    """One option or argument: its name, what argparse needs to know of it, and a short name if it has one."""
 
     name: str
     options: Mapping[str, Any]
+    short: str | None = None
 
 
 class Command(NamedTuple):
@@ -94,7 +95,8 @@ def parser() -> argparse.ArgumentParser:
             allow_abbrev=False,
         )
         for flag in command.flags:
-            one.add_argument(flag.name, **flag.options)
+            names = (flag.name,) if flag.short is None else (flag.short, flag.name)
+            one.add_argument(*names, **flag.options)
         one.set_defaults(run=command.run)
     return whole
 
@@ -135,6 +137,20 @@ def demo(arguments: Arguments) -> int:
     from router.tools.demo import run
 
     return run(arguments)
+
+
+def batch(arguments: Arguments) -> int:
+    """Submit, watch, fetch or cancel a batch of any OpenAI-compatible service."""
+    from router.tools.batch import run
+
+    return run(arguments)
+
+
+def _pair(text: str) -> list[str]:
+    name, equals, value = text.partition("=")
+    if not (name and equals):
+        raise argparse.ArgumentTypeError("metadata is written NAME=VALUE")
+    return [name, value]
 
 
 def _settings(arguments: Arguments) -> "Settings":
@@ -228,6 +244,37 @@ COMMANDS = (
             Flag("--json", {"action": "store_true", "help": "print JSON, with the settings in force and no secrets"}),
         ),
         ("ebbtide check --config ebbtide.yaml", "ebbtide check --config ebbtide.yaml --probe --json"),
+    ),
+    Command(
+        "batch",
+        "submit a batch to this or any OpenAI-compatible service, watch it, fetch its results or cancel it",
+        batch,
+        (
+            Flag("action", {"choices": ("submit", "status", "results", "cancel"), "help": "what to do"}),
+            Flag("target", {"metavar": "FILE|ID", "help": "JSONL file to submit, or the id of a batch"}),
+            Flag("--url", {"metavar": "URL", "help": "API base; else OPENAI_BASE_URL, else http://127.0.0.1:8080/v1"}),
+            Flag("--endpoint", {"metavar": "PATH", "help": "what the lines ask for; else what the first line says"}),
+            Flag("--window", {"metavar": "TIME", "default": "24h", "help": "time the service has, 5m to 14d (24h)"}),
+            Flag(
+                "--metadata",
+                {
+                    "metavar": "NAME=VALUE",
+                    "type": _pair,
+                    "action": "append",
+                    "default": [],
+                    "help": "kept with the batch; may be given several times",
+                },
+            ),
+            Flag("--wait", {"action": "store_true", "help": "stay until it is over and show how it gets on"}),
+            Flag("--output", {"metavar": "FILE", "type": Path, "help": "where answers go"}, "-o"),
+            Flag("--errors", {"metavar": "FILE", "type": Path, "help": "where failed lines go"}),
+            Flag("--json", {"action": "store_true", "help": "print the batch as JSON"}),
+        ),
+        (
+            "ebbtide batch submit lines.jsonl --wait -o results.jsonl",
+            "ebbtide batch status batch_0123456789abcdef01234567",
+            "ebbtide batch results batch_0123456789abcdef01234567 -o results.jsonl",
+        ),
     ),
     Command(
         "demo",

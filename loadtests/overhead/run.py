@@ -51,7 +51,7 @@ BODY = {
 }
 SETTINGS = """\
 server: {{host: 127.0.0.1, port: {port}}}
-store: {{url: "sqlite:///:memory:"}}
+store: {{url: "sqlite:///{home}/ebbtide.db"}}
 nodes:
   - {{name: one, url: "{one}"}}
   - {{name: two, url: "{two}"}}
@@ -209,7 +209,7 @@ def measure(command: str, load: Load, urls: list[str], options: argparse.Namespa
     """One router under one load."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    (home / "ebbtide.yaml").write_text(SETTINGS.format(port=port, one=urls[0], two=urls[1], key=KEY))
+    (home / "ebbtide.yaml").write_text(SETTINGS.format(port=port, home=home, one=urls[0], two=urls[1], key=KEY))
     told = {"PORT": str(port), "NODE1": urls[0], "NODE2": urls[1], "SETTINGS": str(home / "ebbtide.yaml")}
     log = home / "router.log"
     with log.open("wb") as sink, child(["sh", "-c", command], os.cpu_count() - 1, env=os.environ | told, cwd=ROOT,

@@ -204,7 +204,7 @@ async def test_a_client_that_leaves_while_tokens_come_frees_its_slot(rig, llamas
 
 
 async def test_a_client_that_leaves_inside_its_prompt_frees_its_slot_before_the_prompt_is_done(rig, llamas):
-    app = await alone(rig, llamas.long)
+    app = await alone(rig, llamas.long, probe={"every_s": 5})
     line = await Connection.open(app.port)
     await line.send(request(CHAT, streamed(words(800, "Left"))))
     await llamas.long.until_busy(1, 5)
@@ -213,7 +213,7 @@ async def test_a_client_that_leaves_inside_its_prompt_frees_its_slot_before_the_
     await eventually(lambda: app.held == 0 and app.inside.pools["long"].open == 0, within=LEAVE_S)
     await asyncio.sleep(SELDOM_S)
     await llamas.long.until_busy(0, UNBEGUN_S, every=SELDOM_S)
-    assert await llamas.long.prompts() == done
+    assert await llamas.long.prompts() - done < 800
 
 
 async def test_a_long_document_is_batch_waits_for_the_slot_and_is_served(rig, llamas):

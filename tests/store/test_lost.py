@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 from router.errors import StoreError, StoreFull, StoreLost
 from router.jobs.schema import CHUNK_BYTES
@@ -67,6 +68,22 @@ async def test_a_server_that_stops_and_starts(server: Any, postgres_url: str) ->
             assert await until_kept(bench, lambda job=job: bench.store.finish(job, answer(job)))
         await bench.settle()
         assert await bench.holds(batch, 3) == {"done": 3}
+
+
+async def test_a_router_that_freezes_in_a_transaction_holds_nobody_up(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server throws it out, and its locks with it."""
+    monkeypatch.setattr("router.jobs.store.postgres.BUSY_S", 0.5)
+    async with Bench(postgres_url) as bench:
+        batch = await bench.running(2)
+        frozen = await bench.router("frozen")
+        with pytest.raises(StoreLost):
+            async with frozen._db.write() as tx:
+                await tx.all(text("SELECT * FROM batches FOR UPDATE"))
+                assert await until_kept(bench, lambda: bench.store.cancel_batch("ann", batch.id))
+        await bench.settle()
+        assert await bench.holds(batch, 2) == {"batch_cancelled": 2}
 
 
 async def test_nothing_listens_there() -> None:

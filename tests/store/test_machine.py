@@ -164,5 +164,5 @@ def pattern() -> Path:
 
 TestRouters = Routers.TestCase
 TestRouters.settings = settings(
-    max_examples=20, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=12, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
