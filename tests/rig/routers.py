@@ -43,8 +43,10 @@ def relay_entry(relay: FakeNode, models: Any = ("tiny",), **extra: Any) -> dict[
 
 
 def with_quick_bounds(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings over the rig's small bounds, section by section."""
+    """The settings over the rig's small bounds, section by section. Who names a store wants batches."""
     merged = {key: dict(value) for key, value in QUICK.items()}
+    if "store" in settings:
+        merged["batches"] = {}
     for key, value in settings.items():
         merged[key] = {**merged.get(key, {}), **value} if isinstance(value, Mapping) else value
     return merged

@@ -78,10 +78,14 @@ async def test_a_router_that_freezes_in_a_transaction_holds_nobody_up(
     async with Bench(postgres_url) as bench:
         batch = await bench.running(2)
         frozen = await bench.router("frozen")
-        with pytest.raises(StoreLost):
+
+        async def freeze() -> None:
             async with frozen._db.write() as tx:
                 await tx.all(text("SELECT * FROM batches FOR UPDATE"))
                 assert await until_kept(bench, lambda: bench.store.cancel_batch("ann", batch.id))
+
+        with pytest.raises(StoreLost):
+            await freeze()
         await bench.settle()
         assert await bench.holds(batch, 2) == {"batch_cancelled": 2}
 

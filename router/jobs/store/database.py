@@ -174,4 +174,5 @@ def _said(kind: type[StoreError], error: BaseException) -> str:
     """Our words first, the driver's own after; never the statement, which may hold a caller's text."""
     cause = getattr(error, "orig", None) or error
     words = {StoreLost: "The database cannot be reached", StoreFull: "The database has no space left"}
-    return f"{words.get(kind, 'The database refused')}: {type(cause).__name__}: {str(cause).splitlines()[0][:200]}"
+    told = str(cause).partition("\n")[0][:200]
+    return f"{words.get(kind, 'The database refused')}: {type(cause).__name__}: {told}"

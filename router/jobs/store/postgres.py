@@ -48,8 +48,8 @@ class Postgres(Database):
         self._url = url.set(drivername="postgresql+asyncpg", query=query)
         limits = {
             "application_name": "ebbtide",
-            "lock_timeout": f"{BUSY_S:.0f}s",
-            "idle_in_transaction_session_timeout": f"{BUSY_S:.0f}s",
+            "lock_timeout": f"{BUSY_S * 1000:.0f}ms",
+            "idle_in_transaction_session_timeout": f"{BUSY_S * 1000:.0f}ms",
         }
         self._args: dict[str, Any] = {"server_settings": limits, "command_timeout": 3 * BUSY_S, "timeout": BUSY_S}
         if ssl is not None:
