@@ -81,6 +81,10 @@ class Tokens:
             return True
         return body.content.text_bytes <= SHORT_BYTES and body.bound <= decide_at
 
+    def teaches(self, body: Body, *, decide_at: int) -> bool:
+        """Whether `count` is worth comparing with a node's own: of text that is counted, without guesses of media."""
+        return not body.has_media and bool(body.content.texts) and not self.guesses(body, decide_at=decide_at)
+
     async def count(self, body: Body, *, decide_at: int) -> int:
         """Tokens of `body`, from 0 to `bound(body)`; never raises.
 

@@ -56,11 +56,13 @@ class Asked(msgspec.Struct):
 class Size(msgspec.Struct, kw_only=True, gc=False):
     """Tokens of one request.
 
-    `counted` with our vocabulary; the rest as the model's own would have it: `prompt` of all prompts, `each` of one,
-    `least` what the longest surely has and `upper` what it hardly exceeds; `output` of one sequence, at most.
+    `counted` with our vocabulary, `exact` unless it is a guess; the rest as the model's own would have it: `prompt` of
+    all prompts, `each` of one, `least` what the longest surely has and `upper` what it hardly exceeds; `output` of one
+    sequence, at most.
     """
 
     counted: int
+    exact: bool
     prompt: int
     each: int
     least: int
@@ -156,7 +158,7 @@ class Completions:
             caller=caller.name,
             stream=body.stream,
             sequences=0 if endpoint.path in _FREE else body.sequences,
-            counted=0 if body.has_media or earlier is not None else size.counted,
+            counted=size.counted if size.exact and earlier is None else 0,
             least_tokens=size.least,
             context_tokens=size.upper,
             asked=body.max_output,
@@ -182,26 +184,23 @@ class Completions:
 
     async def _size(self, endpoint: Endpoint, body: Body, hidden: int) -> Size:
         """Measure a body. `hidden` are tokens of the conversation it goes on with, which its node keeps."""
-        counted = await self._count(endpoint, body)
-        estimate = self._house.estimates.of(body.model)
+        house = self._house
+        shortest = house.fleet.shortest_context(body.model)
+        long_prompt = house.terms.long_prompt_tokens
+        decide_at = long_prompt if shortest is None else min(long_prompt, shortest)
+        counted = 0 if endpoint.path in _FREE else await house.tokens.count(body, decide_at=decide_at)
+        estimate = house.estimates.of(body.model)
         prompts = max(1, body.content.prompts)
         prompt = estimate.prompt(counted) + hidden
         return Size(
             counted=counted,
+            exact=house.tokens.teaches(body, decide_at=decide_at),
             prompt=prompt,
             each=prompt // prompts,
             least=_least(body, prompt),
             upper=estimate.upper(counted) // prompts + hidden,
             output=_output(endpoint, body, estimate),
         )
-
-    async def _count(self, endpoint: Endpoint, body: Body) -> int:
-        if endpoint.path in _FREE:
-            return 0
-        shortest = self._house.fleet.shortest_context(body.model)
-        long_prompt = self._house.terms.long_prompt_tokens
-        decide_at = long_prompt if shortest is None else min(long_prompt, shortest)
-        return await self._house.tokens.count(body, decide_at=decide_at)
 
 
 def _check(endpoint: Endpoint, heading: Heading, limit: int) -> None:

@@ -32,7 +32,7 @@ class Ledger:
         call = trip.call
         outcome = trip.outcome = trip.outcome or Outcome.COMPLETED
         usage = trip.counted()
-        if usage is not None and call.counted and trip.place != RELAY:
+        if usage is not None and trip.place != RELAY:
             one = Usage(usage.prompt, usage.completion // max(1, call.sequences))
             self._estimates.of(call.model).learn(call.counted, one, call.asked)
         if trip.committed:

@@ -83,7 +83,8 @@ class Calls:
             read = _read(endpoint, line, streamed)
         body = read.body
         estimate = self._estimates.of(body.model)
-        counted = await self._tokens.count(body, decide_at=self._decide_at(body.model))
+        decide_at = self._decide_at(body.model)
+        counted = await self._tokens.count(body, decide_at=decide_at)
         prompt_tokens = estimate.prompt(counted)
         prompts = max(1, body.content.prompts)
         return Call(
@@ -98,7 +99,7 @@ class Calls:
             caller=job.caller,
             stream=read.stream,
             sequences=body.sequences,
-            counted=0 if body.has_media else counted,
+            counted=counted if self._tokens.teaches(body, decide_at=decide_at) else 0,
             least_tokens=_least(body, prompt_tokens),
             context_tokens=estimate.upper(counted) // prompts,
             asked=body.max_output,

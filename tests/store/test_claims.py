@@ -76,6 +76,9 @@ async def test_put_back_waits_and_is_counted(bench: Bench) -> None:
     bench.clock.tick(10)
     (again,) = await bench.claim()
     assert (again.attempts, again.returns, again.node, again.epoch) == (1, 0, "gpu1", job.epoch + 1)
+    assert not await bench.store.put_back(job, charged=True)
+    assert not await bench.store.finish(job, answer(job))
+    assert await bench.store.extend([job, again], 30) == {job.key}
     assert await bench.store.put_back(again, charged=False)
     (third,) = await bench.claim()
     assert (third.attempts, third.returns, third.node) == (1, 1, "gpu1")
