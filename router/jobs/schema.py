@@ -55,7 +55,10 @@ def one_of(column: str, states: Iterable[str]) -> str:
 
 
 def _index(name: str, *columns: ColumnElement[Any], only: str | None = None) -> None:
-    """An index; with `only`, of the rows for which that holds."""
+    """An index; with `only`, of the rows for which that holds.
+
+    Where `only` names a state, the state is the first column all the same: SQLite prefers the index that matches more.
+    """
     where = None if only is None else text(only)
     Index(name, *columns, sqlite_where=where, postgresql_where=where)
 
@@ -122,9 +125,9 @@ files = Table(
     CheckConstraint("writer IS NULL OR state = 'writing'", name="writer"),
     sqlite_autoincrement=True,
 )
-_index("ix_files_listed", files.c.caller, files.c.number, only="state = 'ready'")
+_index("ix_files_listed", files.c.state, files.c.caller, files.c.number, only="state = 'ready'")
 _index("ix_files_state", files.c.state, files.c.number)
-_index("ix_files_expiring", files.c.expires_at, only="state = 'ready'")
+_index("ix_files_expiring", files.c.state, files.c.expires_at, only="state = 'ready'")
 _index("ix_files_upload", files.c.upload)
 
 chunks = Table(
@@ -247,7 +250,6 @@ jobs = Table(
     CheckConstraint("(state = 'running') = (lease_until IS NOT NULL)", name="lease"),
     sqlite_with_rowid=False,
 )
-# The state comes first though it is the same in all rows: SQLite then prefers these to the primary key.
 _QUEUED, _RUNNING = "state = 'queued'", "state = 'running'"
 _index(
     "ix_jobs_queued",

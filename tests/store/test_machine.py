@@ -4,6 +4,7 @@ Held at every end: each line is in the files once, with exactly the answer whose
 """
 
 import asyncio
+import atexit
 import json
 import shutil
 import tempfile
@@ -157,7 +158,9 @@ _pattern: list[Path] = []
 def pattern() -> Path:
     """A migrated file to copy."""
     if not _pattern:
-        _pattern.append(Path(tempfile.mkdtemp(prefix="ebbtide-machine-")) / "ebbtide.db")
+        folder = tempfile.mkdtemp(prefix="ebbtide-machine-")
+        atexit.register(shutil.rmtree, folder)
+        _pattern.append(Path(folder) / "ebbtide.db")
         migrate(make_url(f"sqlite:///{_pattern[0]}"), 10.0)
     return _pattern[0]
 

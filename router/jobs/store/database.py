@@ -38,9 +38,11 @@ class Transaction:
         self._database = database
         self._now: float | None = None
 
-    async def run(self, statement: Executable, rows: Sequence[Mapping[str, Any]] | None = None) -> int:
-        """Execute, once for each of `rows` if given; the number of rows it changed."""
-        done: CursorResult[Any] = await self.connection.execute(statement, rows)
+    async def run(
+        self, statement: Executable, values: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None
+    ) -> int:
+        """Execute with these values, once for each if there are several; the number of rows it changed."""
+        done: CursorResult[Any] = await self.connection.execute(statement, values)
         return done.rowcount
 
     async def all(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Sequence[RowMapping]:

@@ -2,7 +2,7 @@
 
 Rule 1: each line is in one file once. Lines are written in order; the bytes, the files' sizes and the last line written
 change in one transaction, so a crash anywhere resumes at the next line.
-Rule 2: one transaction reads at most 1000 lines and writes about 1 MiB. Bodies are spliced in as the nodes sent them.
+Rule 2: one transaction reads at most 500 lines and writes about 1 MiB. Bodies are spliced in as the nodes sent them.
 Rule 3: the files show, the state becomes final and the webhook is put in the outbox in one transaction.
 """
 
@@ -18,7 +18,7 @@ from router.jobs.store.rows import BatchRow, Event, Prefix, batch_row, new_id
 from router.jobs.store.shelf import is_state, locked
 from router.jobs.store.wakes import Topic
 
-PAGE_LINES = 1000
+PAGE_LINES = 500
 """Lines read in one step."""
 
 EXPIRED = ("batch_expired", "This request could not be executed before the completion window expired.")

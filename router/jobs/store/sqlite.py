@@ -15,7 +15,9 @@ import sqlite3
 import time
 from contextlib import suppress
 from pathlib import Path
+from weakref import WeakSet
 
+import aiosqlite
 from sqlalchemy import URL, Connection, Table, event, text
 from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine.interfaces import DBAPIConnection
@@ -67,6 +69,7 @@ class Sqlite(Database):
         self._turn = asyncio.Lock()
         self._presence = Presence(self.path)
         self._pair: tuple[AsyncEngine, AsyncEngine] | None = None
+        self._made: WeakSet[aiosqlite.Connection] = WeakSet()
 
     async def open(self, router: str) -> None:
         with self._translated():
@@ -92,6 +95,7 @@ class Sqlite(Database):
             for pragma in pragmas:
                 cursor.execute(f"PRAGMA {pragma}")
             cursor.close()
+            self._made.add(connection.driver_connection)
 
         @event.listens_for(engine.sync_engine, "begin")
         def begin(connection: Connection) -> None:
@@ -103,6 +107,10 @@ class Sqlite(Database):
         pair, self._pair = self._pair, None
         for engine in pair or ():
             await engine.dispose()
+        # One that was in use when its user was cancelled is neither in a pool nor closed.
+        for connection in list(self._made):
+            with suppress(sqlite3.Error, ValueError):
+                await connection.close()
         self._presence.leave()
 
     async def listen(self) -> None:

@@ -5,8 +5,9 @@ again: another router may have been faster. Then it looks again, so no chore kee
 """
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
-from sqlalchemy import delete, exists, func, not_, select, text, update
+from sqlalchemy import Double, Table, Text, bindparam, delete, exists, func, not_, select, text, update
 
 from router.core.job import BATCH_FINAL, BatchState, JobState
 from router.jobs.schema import batches, chunks, deliveries, files, jobs, results, routers, uploads
@@ -23,7 +24,6 @@ DELIVERIES_S = 7 * 86400
 
 IN_PROGRESS = is_state(batches.c.state, BatchState.IN_PROGRESS)
 ANSWERED = LEFT == 0
-FINAL = is_state(batches.c.state, *sorted(BATCH_FINAL))
 DELETING = is_state(files.c.state, "deleting")
 PENDING = is_state(uploads.c.state, "pending")
 UNCLEARED = text("NOT cleared")
@@ -31,16 +31,39 @@ READ = exists().where(batches.c.input == files.c.number, ACTIVE)
 """Files in which a batch still reads its lines."""
 
 
+_NOW = bindparam("now", type_=Double)
+_WRITING = is_state(files.c.state, "writing") & files.c.writer.is_not(None)
+_LOST = not_(exists().where(routers.c.id == files.c.writer))
+_OURS = (files.c.writer == bindparam("me", type_=Text)) & files.c.number.not_in(bindparam("in_hand", expanding=True))
+_ENDED = exists().where(uploads.c.number == files.c.upload, not_(PENDING))
+_STAMP = func.coalesce(*(batches.c[f"{state}_at"] for state in sorted(BATCH_FINAL)))
+
+DUE: dict[str, Query] = {
+    "window": select(batches.c.number).where(IN_PROGRESS, batches.c.expires_at <= _NOW),
+    "answered": select(batches.c.number).where(IN_PROGRESS, ANSWERED),
+    "stopped": select(batches.c.number).where(ENDING, UNFINISHED),
+    "ending": select(batches.c.number).where(ENDING, not_(UNFINISHED)).order_by(batches.c.expires_at),
+    "clear": select(batches.c.number).where(UNCLEARED, _STAMP.is_not(None)),
+    "expired": select(files.c.number).where(is_state(files.c.state, "ready"), files.c.expires_at <= _NOW),
+    "parts": select(files.c.number).where(is_state(files.c.state, "part"), _ENDED),
+    "orphans": select(files.c.number).where(_WRITING, _LOST | _OURS),
+    "uploads": select(uploads.c.number).where(PENDING, uploads.c.expires_at <= _NOW),
+    "chunks": select(files.c.number).where(DELETING, not_(READ)).order_by(files.c.number),
+    "deliveries": select(deliveries.c.number).where(deliveries.c.ended_at <= _NOW - DELIVERIES_S),
+    "forgotten": select(batches.c.number).where(batches.c.cleared, bindparam("forget_before", type_=Double) >= _STAMP),
+}
+"""What is due, by chore: numbers of rows. With no `forget_before`, nothing is to be forgotten."""
+LOOK = select(*(query.limit(1).scalar_subquery().label(chore) for chore, query in DUE.items()))
+"""One of each."""
+
+
 class _Tally:
-    """What one sweep did so far."""
+    """What one sweep did so far, and what its queries are asked with."""
 
     def __init__(self) -> None:
+        self.values: dict[str, object] = {}
         self.events: list[Event] = []
         self.expired = self.cancelled = self.files = self.rows = 0
-
-
-Chore = tuple[Query, Callable[[int, Query, _Tally], Awaitable[None]]]
-"""A query for the numbers of what is due, and what to do with one; it gets the query too, for more of the same."""
 
 
 class Sweep(Shelf):
@@ -48,14 +71,15 @@ class Sweep(Shelf):
 
     async def sweep(self, *, steps: int = 20, keep_batches_s: int | None = None) -> Swept:
         """Do at most `steps` rounds of what is due. `keep_batches_s`: forget batches that ended longer ago."""
+        chores = self._chores()
         tally = _Tally()
         more = await self._db.tidy()
         for step in range(steps):
-            due = await self._look(keep_batches_s)
+            due = await self._look(tally, keep_batches_s)
             if not due:
                 break
-            for number, (query, do) in due:
-                await do(number, query, tally)
+            for chore, number in due.items():
+                await chores[chore](number, tally)
             more = more or step == steps - 1
         return Swept(
             events=tuple(tally.events),
@@ -66,39 +90,32 @@ class Sweep(Shelf):
             more=more,
         )
 
-    async def _look(self, keep_batches_s: int | None) -> list[tuple[int, Chore]]:
-        """The chores that have something to do, each with the number of what."""
+    def _chores(self) -> dict[str, Callable[[int, _Tally], Awaitable[None]]]:
+        return {
+            "window": self._close_window,
+            "answered": self._close_answered,
+            "stopped": self._stop_lines,
+            "ending": self._write_files,
+            "clear": self._clear,
+            "expired": partial(self._give_up, DUE["expired"]),
+            "parts": partial(self._give_up, DUE["parts"]),
+            "orphans": partial(self._give_up, DUE["orphans"]),
+            "uploads": self._expire_uploads,
+            "chunks": self._drop_chunks,
+            "deliveries": partial(self._delete, deliveries, DUE["deliveries"]),
+            "forgotten": partial(self._delete, batches, DUE["forgotten"]),
+        }
+
+    async def _look(self, tally: _Tally, keep_batches_s: int | None) -> dict[str, int]:
+        """The chores that have something to do, each with one number of what."""
         async with self._db.read() as tx:
-            chores = self._chores(await tx.now(), keep_batches_s)
-            (found,) = await tx.all(select(*(query.limit(1).scalar_subquery() for query, _ in chores)))
-        return [(number, chore) for number, chore in zip(found.values(), chores, strict=True) if number is not None]
+            now = await tx.now()
+            before = None if keep_batches_s is None else now - keep_batches_s
+            tally.values = {"now": now, "me": self.router, "in_hand": sorted(self._in_hand), "forget_before": before}
+            (found,) = await tx.all(LOOK, tally.values)
+        return {chore: number for chore, number in found.items() if number is not None}
 
-    def _chores(self, now: float, keep_batches_s: int | None) -> list[Chore]:
-        batch, file = select(batches.c.number), select(files.c.number)
-        writing = (is_state(files.c.state, "writing"), files.c.writer.is_not(None))
-        lost = not_(exists().where(routers.c.id == files.c.writer)) | (
-            (files.c.writer == self.router) & files.c.number.not_in(sorted(self._in_hand))
-        )
-        ended = select(uploads.c.number).where(uploads.c.number == files.c.upload, not_(PENDING)).correlate(files)
-        chores: list[Chore] = [
-            (batch.where(IN_PROGRESS, batches.c.expires_at <= now), self._close_window),
-            (batch.where(IN_PROGRESS, ANSWERED), self._close_answered),
-            (batch.where(ENDING, UNFINISHED), self._stop_lines),
-            (batch.where(ENDING, not_(UNFINISHED)).order_by(batches.c.expires_at), self._write_files),
-            (batch.where(UNCLEARED, FINAL).order_by(batches.c.number), self._clear),
-            (file.where(is_state(files.c.state, "ready"), files.c.expires_at <= now), self._give_up),
-            (file.where(is_state(files.c.state, "part"), ended.exists()), self._give_up),
-            (file.where(*writing, lost), self._give_up),
-            (select(uploads.c.number).where(PENDING, uploads.c.expires_at <= now), self._expire_uploads),
-            (file.where(DELETING, not_(READ)).order_by(files.c.number), self._drop_chunks),
-            (select(deliveries.c.number).where(deliveries.c.ended_at <= now - DELIVERIES_S), self._drop_deliveries),
-        ]
-        if keep_batches_s is not None:
-            stamp = func.coalesce(*(batches.c[f"{state}_at"] for state in sorted(BATCH_FINAL)))
-            chores.append((batch.where(batches.c.cleared, stamp <= now - keep_batches_s), self._forget))
-        return chores
-
-    async def _close_window(self, number: int, _: Query, tally: _Tally) -> None:
+    async def _close_window(self, number: int, tally: _Tally) -> None:
         async with self._db.write() as tx:
             now = int(await tx.now())
             late = (batches.c.number == number, IN_PROGRESS, batches.c.expires_at <= now)
@@ -106,13 +123,13 @@ class Sweep(Shelf):
             if await tx.run(update(batches).where(*late).values(**values)):
                 tally.expired += await stop_running(tx, number, JobState.EXPIRED)
 
-    async def _close_answered(self, number: int, _: Query, tally: _Tally) -> None:
+    async def _close_answered(self, number: int, tally: _Tally) -> None:
         async with self._db.write() as tx:
             values = {"state": BatchState.FINALIZING, "finalizing_at": int(await tx.now()), "size_left": 0}
             answered = (batches.c.number == number, IN_PROGRESS, ANSWERED)
             await tx.run(update(batches).where(*answered).values(**values))
 
-    async def _stop_lines(self, number: int, _: Query, tally: _Tally) -> None:
+    async def _stop_lines(self, number: int, tally: _Tally) -> None:
         async with self._db.write() as tx:
             batch = await tx.first(locked(select(batches).where(batches.c.number == number, ENDING), skip=True))
             if batch is None:
@@ -129,13 +146,13 @@ class Sweep(Shelf):
         tally.cancelled += stopped if cancelled else 0
         tally.expired += 0 if cancelled else stopped
 
-    async def _write_files(self, number: int, _: Query, tally: _Tally) -> None:
+    async def _write_files(self, number: int, tally: _Tally) -> None:
         async with self._db.write(grows=True) as tx:
             event = await write_page(self._db, tx, number)
         if event is not None:
             tally.events.append(event)
 
-    async def _clear(self, number: int, _: Query, tally: _Tally) -> None:
+    async def _clear(self, number: int, tally: _Tally) -> None:
         """The files and the counters say it all: lines and results of a final batch go."""
         async with self._db.write() as tx:
             for table in (results, jobs):
@@ -146,18 +163,19 @@ class Sweep(Shelf):
                     return
             await tx.run(update(batches).where(batches.c.number == number).values(cleared=True))
 
-    async def _give_up(self, _: int, query: Query, tally: _Tally) -> None:
+    async def _give_up(self, due: Query, _: int, tally: _Tally) -> None:
         """Files nobody is to see any more."""
+        step = due.limit(STEP_ROWS).scalar_subquery()
+        given_up = update(files).where(files.c.number.in_(step)).values(state="deleting", writer=None)
         async with self._db.write() as tx:
-            step = query.limit(STEP_ROWS).scalar_subquery()
-            await tx.run(update(files).where(files.c.number.in_(step)).values(state="deleting", writer=None))
+            await tx.run(given_up, tally.values)
 
-    async def _expire_uploads(self, _: int, query: Query, tally: _Tally) -> None:
+    async def _expire_uploads(self, _: int, tally: _Tally) -> None:
+        step = DUE["uploads"].limit(STEP_ROWS).scalar_subquery()
         async with self._db.write() as tx:
-            step = query.limit(STEP_ROWS).scalar_subquery()
-            await tx.run(update(uploads).where(uploads.c.number.in_(step), PENDING).values(state="expired"))
+            await tx.run(update(uploads).where(uploads.c.number.in_(step)).values(state="expired"), tally.values)
 
-    async def _drop_chunks(self, number: int, _: Query, tally: _Tally) -> None:
+    async def _drop_chunks(self, number: int, tally: _Tally) -> None:
         async with self._db.write() as tx:
             mine = chunks.c.file == number
             step = select(chunks.c.start).where(mine).order_by(chunks.c.start).limit(CHUNKS_AT_ONCE)
@@ -166,12 +184,8 @@ class Sweep(Shelf):
             if gone < CHUNKS_AT_ONCE:
                 tally.files += await tx.run(delete(files).where(files.c.number == number, DELETING))
 
-    async def _drop_deliveries(self, _: int, query: Query, tally: _Tally) -> None:
+    async def _delete(self, table: Table, due: Query, _: int, tally: _Tally) -> None:
+        """Rows that nothing refers to."""
+        step = due.limit(STEP_ROWS).scalar_subquery()
         async with self._db.write() as tx:
-            step = query.limit(STEP_ROWS).scalar_subquery()
-            tally.rows += await tx.run(delete(deliveries).where(deliveries.c.number.in_(step)))
-
-    async def _forget(self, _: int, query: Query, tally: _Tally) -> None:
-        async with self._db.write() as tx:
-            step = query.limit(STEP_ROWS).scalar_subquery()
-            tally.rows += await tx.run(delete(batches).where(batches.c.number.in_(step)))
+            tally.rows += await tx.run(delete(table).where(table.c.number.in_(step)), tally.values)
