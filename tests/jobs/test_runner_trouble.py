@@ -83,19 +83,20 @@ async def test_a_line_that_another_router_took_is_ended_at_once(rig, tmp_path):
     app = await rig.router()
     async with room(app, tmp_path) as jobs:
         batch = await jobs.submit([line(1)])
-        await eventually(lambda: node.inflight == 1, within=5)
-        node.script = Script()
         other = await Store.open(f"sqlite:///{tmp_path}/batch.db", router="other")
-        (held,) = jobs.runner.held.values()
-        assert await jobs.store.put_back(held.job, charged=False)
-        (taken,) = await other.claim(models=["tiny"], limit=1, lease_s=30)
-        await eventually(lambda: len(node.aborted) == 1, within=3)
-        assert jobs.runner.ended["lost"] == 1
-        assert await other.finish(taken, NewResult(status=200, body=b'{"by":"other"}'))
+        taken = []
+        while not taken:  # the first router may be quicker and claim it again
+            await eventually(lambda: node.inflight == 1, within=5)
+            (held,) = jobs.runner.held.values()
+            assert await jobs.store.put_back(held.job, charged=False)
+            taken = await other.claim(models=["tiny"], limit=1, lease_s=30)
+        await eventually(lambda: len(node.aborted) == node.accepted, within=3)
+        assert jobs.runner.ended["lost"] == node.accepted
+        assert await other.finish(taken[0], NewResult(status=200, body=b'{"by":"other"}'))
         results = await jobs.drained(batch)
         await other.close()
     assert results.body(1) == {"by": "other"}
-    assert node.accepted == 1
+    assert node.completed == 0
 
 
 async def test_a_router_that_slept_sends_nothing_before_it_knows_its_leases(rig, tmp_path):

@@ -262,7 +262,7 @@ def test_closing_the_pool_ends_exchanges_in_progress(run):
             waiting = asyncio.ensure_future(whole(pool))
             await until(lambda: pool.open == 1)
             await pool.close()
-            with pytest.raises(Truncated, match="closed"):
+            with pytest.raises(Truncated, match="shutting down"):
                 await waiting
 
     run(scenario())

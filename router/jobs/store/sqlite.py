@@ -15,7 +15,6 @@ import sqlite3
 import time
 from contextlib import suppress
 from pathlib import Path
-from weakref import WeakSet
 
 import aiosqlite
 from sqlalchemy import URL, Connection, Table, event, text
@@ -69,7 +68,7 @@ class Sqlite(Database):
         self._turn = asyncio.Lock()
         self._presence = Presence(self.path)
         self._pair: tuple[AsyncEngine, AsyncEngine] | None = None
-        self._made: WeakSet[aiosqlite.Connection] = WeakSet()
+        self._made: list[aiosqlite.Connection] = []
 
     async def open(self, router: str) -> None:
         with self._translated():
@@ -95,7 +94,7 @@ class Sqlite(Database):
             for pragma in pragmas:
                 cursor.execute(f"PRAGMA {pragma}")
             cursor.close()
-            self._made.add(connection.driver_connection)
+            self._made = [*filter(_is_open, self._made), connection.driver_connection]
 
         @event.listens_for(engine.sync_engine, "begin")
         def begin(connection: Connection) -> None:
@@ -108,7 +107,7 @@ class Sqlite(Database):
         for engine in pair or ():
             await engine.dispose()
         # One that was in use when its user was cancelled is neither in a pool nor closed.
-        for connection in list(self._made):
+        for connection in filter(_is_open, self._made):
             with suppress(sqlite3.Error, ValueError):
                 await connection.close()
         self._presence.leave()
@@ -186,6 +185,13 @@ class Sqlite(Database):
         if name.startswith(lost) or isinstance(cause, sqlite3.ProgrammingError):
             return StoreLost
         return StoreError
+
+
+def _is_open(connection: aiosqlite.Connection) -> bool:
+    try:
+        return connection.in_transaction in (True, False)
+    except ValueError:
+        return False
 
 
 class Presence:
