@@ -90,15 +90,15 @@ async def test_a_client_that_does_not_read_holds_no_memory_and_no_node(rig):
 
 
 async def test_no_total_time_ends_a_healthy_stream_but_silence_does(rig):
-    node = await rig.node(script=Script(gap=0.1, n=12))
-    app = await rig.router(upstream={"first_byte_s": 0.5, "idle_s": 0.4, "retries": 0})
+    node = await rig.node(script=Script(gap=0.2, n=12))
+    app = await rig.router(upstream={"first_byte_s": 1.2, "idle_s": 1.2, "retries": 0})
     reply = await ask(app.port, stream())
     assert len(reply.text.split()) == 12
     assert reply.data[-1] == b"[DONE]"
     node.script = Script(stall=(3, 600))
     began = monotonic()
     stalled = await ask(app.port, stream())
-    assert 0.3 < monotonic() - began < 1.5
+    assert 1.0 < monotonic() - began < 5
     assert json.loads(stalled.data[-2])["error"]["code"] == "upstream_error"
 
 
