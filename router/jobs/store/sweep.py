@@ -164,11 +164,12 @@ class Sweep(Shelf):
             await tx.run(update(batches).where(batches.c.number == number).values(cleared=True))
 
     async def _give_up(self, due: Query, _: int, tally: _Tally) -> None:
-        """Files nobody is to see any more."""
-        step = due.limit(STEP_ROWS).scalar_subquery()
-        given_up = update(files).where(files.c.number.in_(step)).values(state="deleting", writer=None)
+        """Files nobody is to see any more. One that was begun here since the look is in hand by now."""
         async with self._db.write() as tx:
-            await tx.run(given_up, tally.values)
+            found = [row["number"] for row in await tx.all(due.limit(STEP_ROWS), tally.values)]
+            numbers = [number for number in found if number not in self._in_hand]
+            given_up = update(files).where(files.c.number.in_(numbers)).values(state="deleting", writer=None)
+            await tx.run(given_up)
 
     async def _expire_uploads(self, _: int, tally: _Tally) -> None:
         step = DUE["uploads"].limit(STEP_ROWS).scalar_subquery()

@@ -73,7 +73,8 @@ class Writer:
         async with self._db.write() as tx:
             made = insert(files).values(**row, created_at=int(await tx.now())).returning(files.c.number)
             self._number = await tx.scalar(made)
-        self._in_hand.add(self._number)
+            # Before anybody can see the row: a sweep takes a file of ours that is not in hand for one that was dropped.
+            self._in_hand.add(self._number)
         return self
 
     async def __aexit__(
