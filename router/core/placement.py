@@ -22,7 +22,7 @@ ASK_AGAIN_S = 0.25
 
 
 class WaitReason(StrEnum):
-    """Why a call waits. Metric label and log field."""
+    """Why a call waits. What a batch that waits is explained by."""
 
     NO_ROOM = "no_room"
     CHAT_WAITS = "chat_waits"
