@@ -205,8 +205,13 @@ def _shaped(call: Call, holding: Sequence[Node], situation: Situation) -> Sequen
 
 
 def packing_order(nodes: Sequence[Node]) -> list[Node]:
-    """The order in which chat fills nodes: those batch has no use for first."""
-    return sorted(nodes, key=lambda node: Workload.BATCH in node.spec.pools)
+    """The order in which chat fills nodes: those batch has no use for first, then where chat is, then without batch."""
+
+    def key(node: Node) -> tuple[bool, bool, bool]:
+        budget = node.budget
+        return Workload.BATCH in node.spec.pools, not budget.chats, bool(budget.batch)
+
+    return sorted(nodes, key=key)
 
 
 def _chat(call: Call, ready: Sequence[Node], now: float, situation: Situation) -> Decision:
