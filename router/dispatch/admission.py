@@ -114,7 +114,7 @@ class Admission:
         """Ask again for everybody who waits. Called whenever room or a node changed."""
         wake_at = math.inf
         for workload, queue in self._queues.items():
-            held_back: set[tuple[str, str | None]] = set()
+            held_back: dict[tuple[str, str | None], Waiter] = {}
             for waiter in list(queue.waiters):
                 if waiter.gone:
                     continue
@@ -125,9 +125,11 @@ class Admission:
                     if self._resolve(waiter, decision):
                         continue
                     if not waiter.situation.tried and not waiter.returned:
-                        held_back.add(key)
+                        held_back[key] = waiter
                     if isinstance(decision, Wait) and decision.until is not None:
                         wake_at = min(wake_at, decision.until)
+                else:
+                    waiter.reason = held_back[key].reason
                 wake_at = min(wake_at, ends)
             self._noticed(workload, len(queue.waiters), queue.bytes)
         self._arm(wake_at)

@@ -216,4 +216,4 @@ async def test_chat_is_packed_while_there_is_batch_and_spread_when_there_is_none
         for node in nodes:
             node.on_request = None
             node.script = QUICK
-        assert (await jobs.store.cancel(batch)) is not None
+        await jobs.store.cancel_batch(batch.caller, batch.id)
