@@ -289,7 +289,7 @@ async def test_a_server_killed_inside_a_stream_is_told_and_seen_when_it_comes_ba
 
 async def test_a_document_that_is_read_makes_way_for_a_chat(rig, llamas):
     app = await alone(rig, llamas.long)
-    document = asyncio.create_task(ask(app.port, said(words(700), 8)))
+    document = asyncio.create_task(ask(app.port, said(words(400), 4)))
     await eventually(lambda: app.node("long").budget.batch)
     reply = await ask(app.port, streamed(tokens=4))
     assert (reply.status, reply.header("x-ebbtide-workload")) == (200, "interactive")
