@@ -139,11 +139,11 @@ class UnsupportedContentType(Answer):
 
 
 class RateLimited(Answer):
-    """The caller is over a limit of its own."""
+    """The caller holds as much as it may, which no waiting mends."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
+    type = "insufficient_quota"
+    code = "insufficient_quota"
 
 
 class Overloaded(Answer):

@@ -170,7 +170,7 @@ async def check_quota(desk: Desk, caller: str) -> int:
 
 def over_quota(message: str) -> RateLimited:
     """The answer to a caller that would hold more than it may. Trying again does not help."""
-    return RateLimited(message, code="insufficient_quota", retry=False)
+    return RateLimited(message, retry=False)
 
 
 async def _limit(desk: Desk, visit: Visit) -> Limit:
