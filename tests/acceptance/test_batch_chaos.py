@@ -107,6 +107,8 @@ async def test_with_every_node_lost_the_batch_waits_and_goes_on(nodes, tmp_path)
         for node in nodes:
             await node.up()
         await counted_exactly(router.port, batch_id, 20, within=10)
+
+
 @pytest.mark.check("C81")
 async def test_cancelled_without_an_owner(nodes, tmp_path):
     """B72: a cancel that comes while no router works on the batch, and C77."""
