@@ -319,5 +319,5 @@ def _uvicorn(app: App) -> uvicorn.Config:
         log_config=None,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=int(server.keepalive_s),
+        timeout_keep_alive=server.keepalive_s,
     )

@@ -17,6 +17,7 @@
     |   +-- ConnectFailed             +-- FirstByteTimeout       +-- IdleTimeout
     |   +-- Truncated                 +-- BadAnswer              +-- BadStatus
     |   +-- ErrorInStream             +-- NodeRefused            +-- TakenBack
+    |   +-- Stopped
     +-- ProbeFailed                   one look at a node failed
     +-- StoreError                    the database did not do what was asked; nothing was half written
         +-- StoreLost                 no connection, or locked too long; ask again
@@ -139,11 +140,11 @@ class UnsupportedContentType(Answer):
 
 
 class RateLimited(Answer):
-    """The caller is over a limit of its own."""
+    """The caller holds as much as it may, which no waiting mends."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
+    type = "insufficient_quota"
+    code = "insufficient_quota"
 
 
 class Overloaded(Answer):
@@ -254,6 +255,10 @@ class NodeRefused(NodeFailed):
 
 class TakenBack(NodeFailed):
     """The router took the room back for an interactive call: no fault of the node's, and the call goes on later."""
+
+
+class Stopped(NodeFailed):
+    """The router ends what runs, because it stops. The node did nothing wrong."""
 
 
 class ErrorInStream(NodeFailed):

@@ -36,8 +36,10 @@ from router.errors import (
     FirstByteTimeout,
     NodeFailed,
     NodeRefused,
+    Overloaded,
     RelayMisconfigured,
     TakenBack,
+    Stopped,
     UpstreamError,
     UpstreamTimeout,
     UpstreamUnavailable,
@@ -147,6 +149,9 @@ class Dispatcher:
 
     async def _next(self, trip: Trip, error: NodeFailed) -> Grant | RelayGrant:
         """Where a call goes whose leg failed. Raises the last word when there is nowhere."""
+        if isinstance(error, Stopped):
+            trip.cut(error)
+            raise Overloaded(str(error), retry_after_s=1) from error
         if trip.node is None:
             raise self._last_word(trip, error) from error
         if isinstance(error, TakenBack):

@@ -25,6 +25,7 @@ from router.errors import (
     RateLimited,
     RelayMisconfigured,
     RequestTimeout,
+    Stopped,
     UpstreamError,
     UpstreamTimeout,
     UpstreamUnavailable,
@@ -113,7 +114,7 @@ def broken(error: Answer | NodeFailed, *, request_id: str | None) -> Verdict:
         return answered(error.status, _error(error.status, error.body), request_id=request_id or "", streamed=False)
     if isinstance(error, NodeFailed):
         last = _result(UpstreamUnavailable(str(error)), request_id)
-        return Back(reason=str(error), charged=not isinstance(error, ConnectFailed), last=last)
+        return Back(reason=str(error), charged=not isinstance(error, ConnectFailed | Stopped), last=last)
     if isinstance(error, _AWAY):
         return Back(reason=error.message, after_s=error.retry_after_s)
     result = _result(error, request_id)

@@ -70,8 +70,8 @@ class Server(Section):
     """Web pages that may call from a browser: origins, or `*` for any. Empty answers no preflight."""
     drain_s: Seconds = 600
     """After SIGTERM, how long running answers may go on before they are ended."""
-    keepalive_s: Seconds = 75
-    """How long an idle client connection stays open; longer than a load balancer's own idle time."""
+    keepalive_s: Count = 75
+    """Whole seconds an idle client connection stays open; longer than a load balancer's own idle time."""
     head_s: Seconds = 290
     """Longest wait of a caller that does not stream for the head of its answer; Node's fetch gives up at 300."""
     heartbeat_s: Seconds = 15

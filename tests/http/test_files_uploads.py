@@ -177,7 +177,7 @@ async def test_a_wrong_completion_is_refused(counter: Counter, told: dict[str, A
 
 
 async def test_a_long_upload_and_download_hold_little_memory(counter: Counter) -> None:
-    size, piece = 96 * MIB, json.dumps(line("a", user="x" * (MIB - 150))).encode()[: MIB - 1] + b"\n"
+    size, piece = 48 * MIB, json.dumps(line("a", user="x" * (MIB - 150))).encode()[: MIB - 1] + b"\n"
     raw, kind = form(b"@", fields={"purpose": "user_data"})
     before, after = raw.split(b"@")
     length = (("Content-Length", str(len(before) + size + len(after))),)
