@@ -30,6 +30,7 @@ from router.core.node import State
 from router.dispatch.admission import Admission
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.ledger import Ledger
+from router.dispatch.spending import Spending
 from router.dispatch.trip import RELAY
 from router.errors import SettingsError
 from router.fleet.fleet import Fleet
@@ -69,13 +70,15 @@ class App:
         self.nodes = [assembly.node(entry, settings.pools.batch.reserve) for entry in settings.nodes]
         targets = {entry.name: assembly.target(entry.url, entry.api_key) for entry in settings.nodes}
         self.admission = Admission(self.nodes, assembly.limits(settings), self.clock, self._noticed)
+        self.spending = Spending(assembly.spend(settings))
+        self.metrics.also(self.spending.families)
         self.ways, self.relay = assembly.ways(settings, targets), assembly.relay(settings)
         self.dispatcher = Dispatcher(
             self.admission,
             self.ways,
             self.relay,
             assembly.patience(settings),
-            Ledger(self.clock, self.metrics, self.estimates),
+            Ledger(self.clock, self.metrics, self.estimates, self.spending),
         )
         self.client = Client(connections=64 + 8 * len(self.nodes))
         self.fleet = Fleet(

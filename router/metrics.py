@@ -152,6 +152,7 @@ class Metrics(Collector):
     def __init__(self, nodes: Iterable[str] = ()) -> None:
         self._nodes = {name: name for name in (*nodes, RELAY)}
         self._look: Callable[[], Iterable[NodeView]] = tuple
+        self._more: list[Callable[[], Iterable[Family]]] = []
         self._calls = Family("calls", "Calls that ended.", "endpoint", "workload", "outcome")
         self._classified = Family("classified", "Calls by what told their workload.", "workload", "reason")
         self._duration = Spread("call_duration_seconds", "Whole life of a call.", DURATION_S, "endpoint", "workload")
@@ -179,8 +180,9 @@ class Metrics(Collector):
         ProcessCollector(registry=self.registry)
 
     def families(self) -> list[Family]:
-        """Every metric of this object, empty ones too; those of nodes are filled now."""
-        return [*(value for value in vars(self).values() if isinstance(value, Family)), *self._node_levels()]
+        """Every metric, empty ones too; those of nodes, and those that other rooms know, are filled now."""
+        own = (value for value in vars(self).values() if isinstance(value, Family))
+        return [*own, *self._node_levels(), *(family for more in self._more for family in more())]
 
     def collect(self) -> Iterator[Metric]:
         """What prometheus_client asks for at a scrape."""
@@ -193,6 +195,10 @@ class Metrics(Collector):
     def know(self, nodes: Iterable[str]) -> None:
         """Take in the node names of changed settings. Names that went stay known, as their counts do."""
         self._nodes.update({name: name for name in nodes})
+
+    def also(self, more: Callable[[], Iterable[Family]]) -> None:
+        """Show these too; asked at every scrape."""
+        self._more.append(more)
 
     def watch(self, look: Callable[[], Iterable[NodeView]]) -> None:
         """Ask `look` how the nodes are at every scrape."""

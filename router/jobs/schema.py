@@ -31,7 +31,7 @@ from router.core.job import BATCH_FINAL, BatchState, JobState
 
 CHUNK_BYTES = 2**20
 """Most bytes in one row of `chunks`."""
-HEAD = "0001"
+HEAD = "0002"
 """The newest migration."""
 VERSION_TABLE = "schema_version"
 """Where the migration reached is written."""
@@ -104,6 +104,7 @@ uploads = Table(
     sqlite_autoincrement=True,
 )
 _index("ix_uploads_pending", uploads.c.expires_at, only="state = 'pending'")
+_index("ix_uploads_over", uploads.c.expires_at, only="state <> 'pending'")
 
 files = Table(
     "files",
@@ -281,6 +282,14 @@ results = Table(
     CheckConstraint("(status IS NULL) = (error_code IS NOT NULL)", name="error"),
     CheckConstraint("(error_code IS NULL) = (error_message IS NULL)", name="message"),
     CheckConstraint("bytes >= 0", name="bytes"),
+)
+
+spending = Table(
+    "spending",
+    metadata,
+    Column("slot", BigInteger, primary_key=True, autoincrement=False),
+    Column("batch", Boolean(create_constraint=False), primary_key=True, autoincrement=False),
+    Column("usd", Double, nullable=False),
 )
 
 deliveries = Table(
