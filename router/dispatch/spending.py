@@ -34,6 +34,10 @@ class Spending:
         self._usd = Family("relay_spend_usd", "US dollars calls have cost at the relay.", "workload")
         self._capped = Family("relay_capped", "Calls that could not use the relay: a spend cap was reached.", "cap")
 
+    def capped(self, call: Call) -> bool:
+        """Whether a cap keeps a call from the relay; told to nobody."""
+        return self.spend is not None and self.spend.reached(call, self._clock()) is not None
+
     def affords(self, call: Call) -> bool:
         """Whether the relay may answer a call as far as money goes."""
         if self.spend is None:

@@ -6,6 +6,7 @@ import msgspec
 from sqlalchemy import RowMapping, func, select, update
 
 from router.core.job import BatchEvent, BatchState, JobState, sources, urgency
+from router.core.lateness import Standing, Standings
 from router.errors import Conflict, NotFound
 from router.jobs.schema import batches, files, jobs
 from router.jobs.store.database import Transaction
@@ -18,6 +19,7 @@ ACTIVE = is_state(
     batches.c.state, BatchState.VALIDATING, BatchState.IN_PROGRESS, BatchState.FINALIZING, BatchState.CANCELLING
 )
 """Batches that are not final."""
+_STANDING = ("model", "expires_at", "window_s", "left")
 LEFT = batches.c.total - batches.c.completed - batches.c.failed - batches.c.stopped
 """Lines of a batch that have no end yet."""
 
@@ -145,6 +147,18 @@ class Batches(Shelf):
                 running=await tx.scalar(select(func.count()).select_from(jobs).where(*mine)),
                 ahead=int(await tx.scalar(select(left).where(*first, batches.c.number != batch.number))),
                 done_last=await self._pace(tx),
+            )
+
+    async def standings(self, limit: int = 256) -> Standings:
+        """How the batches in progress stand, at most `limit` in the order they are served."""
+        columns = batches.c.id, batches.c.model, batches.c.expires_at, batches.c.window_s, LEFT.label("left")
+        going = select(*columns).where(is_state(batches.c.state, BatchState.IN_PROGRESS), LEFT > 0)
+        async with self._db.read() as tx:
+            rows = await tx.all(going.order_by(batches.c.urgency, batches.c.number).limit(limit))
+            return Standings(
+                now=await tx.now(),
+                batches=[Standing(batch_id=row["id"], **{key: row[key] for key in _STANDING}) for row in rows],
+                done=await self._pace(tx),
             )
 
     async def _pace(self, tx: Transaction) -> int:
