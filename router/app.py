@@ -100,6 +100,7 @@ class App:
                 tokens=self.tokens,
                 estimates=self.estimates,
                 spending=self.spending,
+                metrics=self.metrics,
             )
             self.batching = await Batching.open(self.settings, corridor)
             routes = self.batching.routes()

@@ -28,12 +28,14 @@ from router.fleet.fleet import Fleet
 from router.jobs.accounts import Accounts
 from router.jobs.calls import Calls
 from router.jobs.checks import Rules
+from router.jobs.gauges import Gauges
 from router.jobs.intake import Allowance, Intake
 from router.jobs.outlet import Outlet
 from router.jobs.reasons import Reasons
 from router.jobs.runner import Runner, Terms
 from router.jobs.store import Store
 from router.jobs.upkeep import Upkeep, always
+from router.metrics import Metrics
 from router.settings import Settings
 from router.settings.sections import QuotaEntry
 from router.tokens import Tokens
@@ -48,6 +50,7 @@ class Corridor:
     tokens: Tokens
     estimates: Estimates
     spending: Spending
+    metrics: Metrics
 
 
 class Batching:
@@ -76,8 +79,16 @@ class Batching:
         spend = corridor.spending.spend
         self._accounts = None if spend is None else Accounts(store=store, spend=spend)
         self._reasons = Reasons(runner=self.runner, fleet=fleet, admission=admission)
-        self._upkeep = Upkeep(store=store, reasons=self._reasons.all, every_s=batches.sweep_s, keep_s=batches.keep_s)
         known = Known(settings, fleet)
+        self._gauges = Gauges(store, self.runner, known.served)
+        corridor.metrics.also(self._gauges.families)
+        self._upkeep = Upkeep(
+            store=store,
+            reasons=self._reasons.all,
+            ended=self._gauges.ended,
+            every_s=batches.sweep_s,
+            keep_s=batches.keep_s,
+        )
         rules = Rules(models=known.model, several_models=batches.several_models, lines=batches.max_lines)
         self._intake = Intake(
             store=store, rules=rules, reader=self._reader, allowance=lambda caller: _allowance(quotas.get(caller))
@@ -117,6 +128,7 @@ class Batching:
             self._running = loops.create_task(always(self.runner.run), name="jobs runner")
             loops.create_task(always(self._upkeep.run), name="jobs upkeep")
             loops.create_task(always(self._intake.run), name="jobs intake")
+            loops.create_task(always(self._gauges.run), name="jobs gauges")
             if self._outlet is not None:
                 loops.create_task(always(self._outlet.run), name="jobs outlet")
             if self._accounts is not None:
@@ -145,9 +157,13 @@ class Known:
         self._named = frozenset(relay) | {model for entry in settings.nodes for model in entry.models}
         self._fleet = fleet
 
+    def served(self, name: str) -> bool:
+        """Whether somebody serves it."""
+        return name in self._named or bool(self._fleet.serving(name))
+
     def model(self, name: str) -> bool:
         """Whether somebody serves it, or may once it tells what it serves."""
-        if name in self._named or self._fleet.serving(name):
+        if self.served(name):
             return True
         return any(not node.spec.models and not node.facts.models for node in self._fleet.nodes)
 

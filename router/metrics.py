@@ -1,8 +1,8 @@
 """What is counted, on a registry of our own.
 
 Rules: every label value comes from a closed list (workloads, reasons, outcomes, endpoints, relay causes) or from the
-settings (node names); whatever else turns up is counted as `other`, so a stranger cannot grow the series. No caller, no
-model and no id is a label. Counting is plain arithmetic on dicts, a few hundred nanoseconds each, and belongs to the
+settings (node names); whatever else turns up is counted as `other`, so a stranger cannot grow the series. No caller and
+no id is a label. Counting is plain arithmetic on dicts, a few hundred nanoseconds each, and belongs to the
 event loop's thread; prometheus_client's own children lock and cost a microsecond. It is asked only to write scrapes.
 What nodes are doing is read at scrape time from whoever knows it, not copied here.
 """

@@ -83,7 +83,8 @@ class Runner:
 
     `relays` says whether a line may go to the relay at once; `also` names models to hold lines of beside those of
     nodes; `delay` says how long one waits before its n-th next try. `ended` counts how tries ended: done, failed,
-    charged, returned, lost. `held` are the lines under our lease, `setbacks` tells by batch why a line was put back last.
+    charged, returned, lost. `held` are the lines under our lease, `taken` how many ever were; `setbacks` tells by
+    batch why a line was put back last.
     """
 
     store: Store
@@ -100,6 +101,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.held: dict[tuple[str, int], Held] = {}
         self.setbacks: dict[str, str] = {}
+        self.taken = 0
         self._group: asyncio.TaskGroup | None = None
         self._turns: dict[str, Turns] = {}
         self._bytes = 0
@@ -175,6 +177,7 @@ class Runner:
             before = self.held.get(job.key)
             if before is not None:
                 self._abandon(before)
+            self.taken += 1
             held = self.held[job.key] = Held(job, safe_until)
             self._turns.setdefault(job.model, Turns(self.terms.retries)).add(held)
         self.feed()

@@ -251,6 +251,11 @@ async def test_what_a_caller_holds(bench: Bench) -> None:
     assert (await bench.store.held(job.caller)).lines == 2
     usage = await bench.store.usage()
     assert (usage.files, usage.batches, usage.queued, usage.running) == (2, 2, 7, 0)
+    assert usage.states == {"validating": 0, "in_progress": 2, "finalizing": 0, "cancelling": 0}
+    await bench.running(2, model="other")
+    bench.clock.tick(60)
+    usage = await bench.store.usage()
+    assert (usage.models, usage.oldest_s) == ({"m": 7, "other": 2}, 60)
     assert usage.disk_bytes > 0
 
 
