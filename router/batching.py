@@ -186,9 +186,12 @@ def _outlet(settings: Settings, corridor: Corridor, runner: Runner) -> Outlet | 
 
 
 def _bounds(settings: Settings) -> Bounds:
-    files = settings.files
+    files, batches = settings.files, settings.batches
     return Bounds(
-        file_bytes=files.max_bytes, batch_file_bytes=settings.batches.max_file_bytes, batch_file_s=files.batch_keep_s
+        file_bytes=files.max_bytes,
+        batch_file_bytes=batches.max_file_bytes,
+        batch_file_s=files.batch_keep_s,
+        output_s=batches.output_keep_s,
     )
 
 

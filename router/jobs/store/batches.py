@@ -7,6 +7,7 @@ from sqlalchemy import RowMapping, func, select, update
 
 from router.core.job import BatchEvent, BatchState, JobState, sources, urgency
 from router.core.lateness import Standing, Standings
+from router.core.wellformed import mended
 from router.errors import Conflict, NotFound
 from router.jobs.schema import batches, files, jobs
 from router.jobs.store.database import Transaction
@@ -71,7 +72,7 @@ class Batches(Shelf):
             "id": new_id(Prefix.BATCH),
             "caller": new.caller,
             "endpoint": new.endpoint,
-            "input_file_id": new.input_file_id.replace("\0", "")[:512],
+            "input_file_id": mended(new.input_file_id)[:512],
             "input": number,
             "completion_window": new.completion_window,
             "window_s": new.window_s,
@@ -135,7 +136,8 @@ class Batches(Shelf):
         """Write down why batches wait, for whoever asks; by batch id."""
         async with self._db.write() as tx:
             for batch_id, why in waiting.items():
-                await tx.run(update(batches).where(batches.c.id == batch_id, ACTIVE).values(waiting=why))
+                told = None if why is None else mended(why)
+                await tx.run(update(batches).where(batches.c.id == batch_id, ACTIVE).values(waiting=told))
 
     async def pace(self, batch: BatchRow) -> Pace:
         """How a batch gets on, for an estimate of its end."""

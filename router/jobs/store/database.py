@@ -14,11 +14,11 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, CursorResult, Executable, RowMapping, Select, Table
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from router.errors import StoreError, StoreFull, StoreLost
+from router.errors import BadRequest, StoreError, StoreFull, StoreLost
 from router.jobs.store.measures import Act, Measures, Trouble, act_of
 from router.jobs.store.wakes import Topic, Wakes
 
@@ -183,6 +183,10 @@ class Database(ABC):
             raise
         except DBAPIError as error:
             raise self._error(StoreLost if error.connection_invalidated else self._kind(error), error) from error
+        except StatementError as error:
+            if isinstance(error.orig, BadRequest):
+                raise error.orig from None
+            raise self._error(StoreError, error) from error
         except (PoolTimeout, OSError) as error:
             raise self._error(StoreLost, error) from error
         except SQLAlchemyError as error:

@@ -3,12 +3,14 @@
 from sqlalchemy import ColumnElement, func, select
 
 from router.core.job import BATCH_FINAL, BatchState, JobState
-from router.jobs.schema import batches, files, jobs
+from router.jobs.schema import batches, files, jobs, uploads
 from router.jobs.store.batches import ACTIVE, LEFT
 from router.jobs.store.database import Query
 from router.jobs.store.files import READY
 from router.jobs.store.rows import Held, StoreUsage
 from router.jobs.store.shelf import Shelf, is_state
+
+PART, PENDING = is_state(files.c.state, "part"), is_state(uploads.c.state, "pending")
 
 
 class Holdings(Shelf):
@@ -44,6 +46,9 @@ class Holdings(Shelf):
         async with self._db.read() as tx:
             kept = select(func.count().label("files"), _sum(files.c.bytes).label("bytes"))
             mine = await tx.first(kept.where(files.c.caller == caller, READY))
+            parts = await tx.scalar(select(_sum(files.c.bytes)).where(files.c.caller == caller, PART))
+            coming = (uploads.c.caller == caller, PENDING, uploads.c.expires_at > await tx.now())
+            begun = await tx.scalar(select(func.count()).select_from(uploads).where(*coming))
             active = select(
                 func.count().label("batches"), _sum(LEFT).label("lines"), _sum(batches.c.size_left).label("tokens")
             )
@@ -51,8 +56,8 @@ class Holdings(Shelf):
         assert mine is not None
         assert work is not None
         return Held(
-            files=mine["files"],
-            bytes=int(mine["bytes"]),
+            files=mine["files"] + begun,
+            bytes=int(mine["bytes"]) + int(parts),
             batches=work["batches"],
             lines=int(work["lines"]),
             tokens=int(work["tokens"]),

@@ -240,7 +240,9 @@ class StoreUsage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What one caller holds: ready files, batches that are not final, their unfinished lines and estimated tokens."""
+    """What one caller holds: files and uploads under way with their parts' bytes, batches that are not final, their
+    unfinished lines and estimated tokens.
+    """
 
     files: int
     bytes: int
