@@ -7,9 +7,9 @@ from router.core.job import BatchState
 from router.core.lateness import LateTerms
 from router.jobs.outlet import Outlet
 from router.jobs.upkeep import always
-from tests.fakes import Script
-from tests.jobs.desk import CALLER, background, line, room
-from tests.rig import eventually, relay_entry
+from tests.fakes import FakeNode, Script
+from tests.jobs.desk import CALLER, background, jsonl, line, room
+from tests.rig import ask, entry, eventually, relay_entry, running_app
 
 LATE = LateTerms(last_share=1.0, within_s=10**6)
 SOON = LateTerms(last_share=1.0, within_s=1)
@@ -131,3 +131,26 @@ async def test_trouble_of_the_relays_account_is_not_the_lines_end(rig, tmp_path)
         assert (await jobs.look(batch)).failed == 0
         await jobs.store.cancel_batch(batch.caller, batch.id)
         await jobs.until(batch)
+
+
+async def test_as_an_operator_sets_it_and_the_account_outlasts_the_router(tmp_path):
+    spend = {"usd_a_day": 100, "input_usd": {"tiny": 0}, "output_usd": {"tiny": 1_000_000}}
+    async with FakeNode(script=STUCK, slots=1) as node, FakeNode(dialect="openai", requires_key="k") as relay:
+        told = {
+            "nodes": [entry(node, max_sequences=1)],
+            "relay": relay_entry(relay, api_key="k", spend=spend),
+            "store": {"url": f"sqlite:///{tmp_path}/e.db"},
+            "batches": {"relay": {"enabled": True, "last_share": 1, "within_s": 86_400}},
+        }
+        async with running_app(told) as app:
+            store = app.inside.batching.store
+            async with store.writing(caller="", purpose="batch", filename="in.jsonl", expires_s=None) as writer:
+                await writer.write(jsonl(line(number) for number in range(4)))
+            body = {"input_file_id": writer.row.id, "endpoint": "/v1/chat/completions", "completion_window": "5m"}
+            await ask(app.port, body, "/v1/batches")
+            await eventually(lambda: app.inside.batching.runner.ended["done"] == 3, within=10)
+            assert relay.accepted == 3
+            assert (await app.metrics())['ebbtide_relay_spend_usd_total{workload="batch"}'] == 9
+        async with running_app(told) as app:
+            assert (await app.metrics())['ebbtide_relay_spend_day_usd{by="batches"}'] == 9
+            assert (await app.metrics())['ebbtide_relay_spend_day_usd{by="people"}'] == 0
