@@ -112,23 +112,6 @@ def test_the_commented_file_has_every_key_and_only_defaults():
         ("relay: {url: 'https://r/v1', models: [a, a]}\n", "F:1: relay.models: names a model twice"),
         ("relay: {url: 'https://r/v1', models: {a: 1}}\n", "F:1: relay.models.a: must be text; quote it"),
         ("relay: {models: [a]}\n", "F:1: relay.url: is required"),
-        (
-            "relay: {url: 'https://r/v1', models: [a, b],\n  spend: {usd_a_day: 1,\n    input_usd: {a: 1}}}\n",
-            "F:3: relay.spend.input_usd: the price of the relay's model 'b' is missing",
-        ),
-        (
-            "relay: {url: 'https://r/v1', models: [a],\n  spend: {usd_a_day: 1, input_usd: {a: 1},\n"
-            "    output_usd: {c: 1}}}\n",
-            "F:3: relay.spend.output_usd.c: is no model of the relay",
-        ),
-        (
-            "relay: {url: 'https://r/v1', models: [a]}\nbatches: {relay: {enabled: true}}\n",
-            "F:2: batches.relay.enabled: batches use a relay only within relay.spend; set it",
-        ),
-        (
-            "batches: {relay: {enabled: true}}\n",
-            "F:1: batches.relay.enabled: batches use a relay only within relay.spend; set it",
-        ),
         ("keys: [{name: k, key: 12345678}]\n", "F:1: keys.0.key: must be text; quote it"),
         (
             "keys: [{name: k, key: 'sha256:12'}]\n",
