@@ -13,6 +13,7 @@ from router.api.auth import Caller, Keyring
 from router.api.terms import Terms
 from router.core.call import Workload
 from router.core.node import Node, Spec, State
+from router.core.spend import Price, Spend
 from router.core.yielding import Policy
 from router.dispatch import request
 from router.dispatch.admission import Limits
@@ -83,6 +84,17 @@ def relay(settings: Settings) -> Way | None:
     """The way out of the house, if there is one."""
     entry = settings.relay
     return None if entry is None else _way(settings, RELAY, target(entry.url, entry.api_key), entry.models)
+
+
+def spend(settings: Settings) -> Spend | None:
+    """The relay's account, if what it costs has a limit."""
+    entry = settings.relay.spend if settings.relay is not None else None
+    if entry is None:
+        return None
+    prices = {
+        model: Price(input=usd, output=entry.output_usd.get(model, 0.0)) for model, usd in entry.input_usd.items()
+    }
+    return Spend(prices, entry.usd_a_day, settings.batches.relay.spend_share)
 
 
 def keyring(settings: Settings) -> Keyring:

@@ -1,8 +1,8 @@
 """What is counted, on a registry of our own.
 
 Rules: every label value comes from a closed list (workloads, reasons, outcomes, endpoints, relay causes) or from the
-settings (node names); whatever else turns up is counted as `other`, so a stranger cannot grow the series. No caller, no
-model and no id is a label. Counting is plain arithmetic on dicts, a few hundred nanoseconds each, and belongs to the
+settings (node names); whatever else turns up is counted as `other`, so a stranger cannot grow the series. No caller and
+no id is a label. Counting is plain arithmetic on dicts, a few hundred nanoseconds each, and belongs to the
 event loop's thread; prometheus_client's own children lock and cost a microsecond. It is asked only to write scrapes.
 What nodes are doing is read at scrape time from whoever knows it, not copied here.
 """
@@ -153,6 +153,7 @@ class Metrics(Collector):
         self._nodes = {name: name for name in (*nodes, RELAY)}
         self._look: Callable[[], Iterable[NodeView]] = tuple
         self._look_at_waits: Callable[[], Mapping[Labels, int]] = dict
+        self._more: list[Callable[[], Iterable[Family]]] = []
         self._calls = Family("calls", "Calls that ended.", "endpoint", "workload", "outcome")
         self._classified = Family("classified", "Calls by what told their workload.", "workload", "reason")
         self._duration = Spread("call_duration_seconds", "Whole life of a call.", DURATION_S, "endpoint", "workload")
@@ -186,8 +187,9 @@ class Metrics(Collector):
         ProcessCollector(registry=self.registry)
 
     def families(self) -> list[Family]:
-        """Every metric of this object, empty ones too; those of nodes are filled now."""
-        return [*(value for value in vars(self).values() if isinstance(value, Family)), *self._node_levels()]
+        """Every metric, empty ones too; those of nodes, and those that other rooms know, are filled now."""
+        own = (value for value in vars(self).values() if isinstance(value, Family))
+        return [*own, *self._node_levels(), *(family for more in self._more for family in more())]
 
     def collect(self) -> Iterator[Metric]:
         """What prometheus_client asks for at a scrape."""
@@ -204,6 +206,10 @@ class Metrics(Collector):
     def watch(self, look: Callable[[], Iterable[NodeView]], waits: Callable[[], Mapping[Labels, int]] = dict) -> None:
         """Ask `look` how the nodes are at every scrape, and `waits` how many calls wait by workload and reason."""
         self._look, self._look_at_waits = look, waits
+
+    def also(self, more: Callable[[], Iterable[Family]]) -> None:
+        """Show these too; asked at every scrape."""
+        self._more.append(more)
 
     def classified(self, call: Call) -> None:
         """A call's workload was told."""

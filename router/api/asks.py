@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from router.core.wellformed import well_formed
 from router.errors import BadRequest
 
 KEPT_S = (3600, 2_592_000)
@@ -44,7 +45,7 @@ def text(param: str, value: object, most: int = 512) -> str:
         raise BadRequest(f"Invalid '{param}': empty string.", param=param, code="empty_string")
     if len(value) > most:
         raise too_long(param, most, len(value))
-    if "\0" in value:
+    if not well_formed(value):
         raise BadRequest(f"Invalid '{param}': NUL is not allowed.", param=param, code="invalid_value")
     return value
 

@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from router.api.asks import KEPT_S, chosen, missing, text, whole_in_text
-from router.api.desk import Desk, Visit
+from router.api.desk import Desk, Quota, Visit
 from router.api.downloads import Download
 from router.api.ops import json_response
 from router.api.parts import Filling, Form, Limit, parts
@@ -164,8 +164,18 @@ async def check_quota(desk: Desk, caller: str) -> int:
     held = await desk.store.held(caller)
     if quota.files is not None and held.files >= quota.files:
         raise over_quota(f"You hold {held.files} files, and may hold {quota.files}. Delete some.")
-    left = desk.bounds.file_bytes if quota.bytes is None else max(0, quota.bytes - held.bytes)
-    return min(left, desk.bounds.file_bytes)
+    return _bytes_left(desk, quota, held.bytes)
+
+
+async def check_part_quota(desk: Desk, caller: str) -> int:
+    """How many bytes a caller may still store in parts of uploads it has begun."""
+    quota = desk.quota(caller)
+    return _bytes_left(desk, quota, 0 if quota.bytes is None else (await desk.store.held(caller)).bytes)
+
+
+def _bytes_left(desk: Desk, quota: Quota, held: int) -> int:
+    most = desk.bounds.file_bytes
+    return most if quota.bytes is None else min(most, max(0, quota.bytes - held))
 
 
 def over_quota(message: str) -> RateLimited:

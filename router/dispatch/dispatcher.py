@@ -38,8 +38,8 @@ from router.errors import (
     NodeRefused,
     Overloaded,
     RelayMisconfigured,
-    TakenBack,
     Stopped,
+    TakenBack,
     UpstreamError,
     UpstreamTimeout,
     UpstreamUnavailable,
@@ -93,7 +93,8 @@ class Dispatcher:
     def relays(self, call: Call) -> bool:
         """Whether the relay may answer the call."""
         relay = self._relay
-        return relay is not None and call.fallback and call.bound_to is None and call.model in relay.models
+        may = relay is not None and call.fallback and call.bound_to is None and call.model in relay.models
+        return may and self._ledger.spending.affords(call)
 
     def open(self, call: Call, past: Past | None = None) -> "Opening":
         """The call's answer, for as long as the block lasts: `async with dispatcher.open(call) as reply`.
@@ -139,7 +140,7 @@ class Dispatcher:
         first_byte_s = patience.first_byte_s + patience.first_byte_per_prompt_token_s * trip.call.prompt_tokens
         if isinstance(grant, Grant):
             return Leg(trip, self._ways[grant.node.name], grant, first_byte_s, self.admission.changed)
-        self._ledger.relayed(grant.cause)
+        self._ledger.relayed(trip, grant.cause)
         return Leg(trip, self._way_to_relay(), None, first_byte_s, self.admission.changed)
 
     async def _first_grant(self, trip: Trip) -> Grant | RelayGrant:

@@ -19,8 +19,8 @@ from router.errors import (
     NotFound,
     Overloaded,
     RequestTimeout,
-    TakenBack,
     Stopped,
+    TakenBack,
     UpstreamTimeout,
 )
 from router.upstream.sse import Events

@@ -9,11 +9,13 @@ import ipaddress
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from router.core.call import Workload
 from router.core.yielding import Mode
+from router.settings.relay import BatchRelay, RelayEntry
+from router.settings.section import Section
 from router.settings.values import (
     Clash,
     Count,
@@ -34,23 +36,6 @@ from router.settings.values import (
     StoreUrl,
     Url,
 )  # fmt: skip
-
-
-class Section(BaseModel):
-    """One mapping of the file."""
-
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True, validate_default=True
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _said(cls, data: object) -> object:
-        """A known key without a value is as if it were not written: its section may be all comments."""
-        if not isinstance(data, dict):
-            return data
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {key: value for key, value in data.items() if value is not None or key not in known}
 
 
 class Server(Section):
@@ -168,17 +153,6 @@ class NodeEntry(Section):
     """Tokens its KV cache holds, when the node does not say or should be used for less."""
 
 
-class RelayEntry(Section):
-    """The OpenAI-compatible service outside the house. Prompts of the models named here may leave it."""
-
-    url: Url
-    """Where it listens, in the same form as a node's `url`."""
-    api_key: Secret | None = None
-    """Key sent to the relay. Without it calls that need the relay are refused; a caller's key is never passed on."""
-    models: Models = Field(min_length=1)
-    """Models that may go there: a list of names, or a mapping of public name to the relay's own. Others never leave."""
-
-
 class Batches(Section):
     """Durable batch jobs: OpenAI's Batches API."""
 
@@ -198,6 +172,10 @@ class Batches(Section):
     """Time between two looks for batches that are over or past their window."""
     keep_s: Count | None = None
     """Seconds a finished batch is kept after its end; empty keeps it."""
+    output_keep_s: Count | None = 2_592_000
+    """Seconds result files are kept when the batch does not say; empty keeps them until they are deleted."""
+    relay: BatchRelay = BatchRelay()
+    """Whether lines of late batches may go to the relay."""
 
 
 class FileStore(Section):
@@ -338,6 +316,14 @@ class Settings(Section, BaseSettings):
         if relay is None and info.data.get("nodes") == ():
             raise Clash((("nodes",), "at least one node, or a relay, is needed"))
         return relay
+
+    @field_validator("batches")
+    @classmethod
+    def _relayed_within_a_cap(cls, batches: Batches, info: ValidationInfo) -> Batches:
+        relay = info.data.get("relay")
+        if batches.relay.enabled and "relay" in info.data and (relay is None or relay.spend is None):
+            raise Clash((("batches", "relay", "enabled"), "batches use a relay only within relay.spend; set it"))
+        return batches
 
     @field_validator("keys")
     @classmethod

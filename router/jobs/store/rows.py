@@ -222,7 +222,11 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept: ready files and their bytes, batches that are not final, lines, unread results, bytes on disk."""
+    """What is kept: ready files and their bytes, batches that are not final, their lines, bytes on disk.
+
+    `states` counts those batches by state; `models` the lines left of batches in progress by model (None: several);
+    `oldest_s` is the age of the oldest batch in progress.
+    """
 
     files: int
     file_bytes: int
@@ -230,10 +234,15 @@ class StoreUsage(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
     running: int
     disk_bytes: int
+    states: dict[str, int]
+    models: dict[str | None, int]
+    oldest_s: float
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What one caller holds: ready files, batches that are not final, their unfinished lines and estimated tokens."""
+    """What one caller holds: files and uploads under way with their parts' bytes, batches that are not final, their
+    unfinished lines and estimated tokens.
+    """
 
     files: int
     bytes: int
