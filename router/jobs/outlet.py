@@ -14,8 +14,8 @@ import structlog
 
 from router.core.call import Call, Reason
 from router.core.lateness import LateTerms, Standing, late
-from router.dispatch.admission import Waiter
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.queue import Waiter
 from router.dispatch.spending import Spending
 from router.jobs.runner import Runner
 from router.jobs.store import JobRow, Store
