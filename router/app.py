@@ -92,7 +92,11 @@ class App:
         routes: Sequence[BaseRoute] = ()
         if self.settings.batches.enabled:
             corridor = Corridor(
-                dispatcher=self.dispatcher, fleet=self.fleet, tokens=self.tokens, estimates=self.estimates
+                dispatcher=self.dispatcher,
+                fleet=self.fleet,
+                tokens=self.tokens,
+                estimates=self.estimates,
+                metrics=self.metrics,
             )
             self.batching = await Batching.open(self.settings, corridor)
             routes = self.batching.routes()

@@ -29,9 +29,13 @@ from router.jobs.reasons import Reasons
 from router.jobs.runner import Runner, Terms
 from router.jobs.store import Store
 from router.jobs.upkeep import Upkeep, always
+from router.jobs.webhooks import Webhooks
+from router.metrics import Metrics
 from router.settings import Settings
 from router.settings.sections import QuotaEntry
 from router.tokens import Tokens
+from router.upstream.client import Hooks
+from router.upstream.reach import Reach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +46,7 @@ class Corridor:
     fleet: Fleet
     tokens: Tokens
     estimates: Estimates
+    metrics: Metrics
 
 
 class Batching:
@@ -73,6 +78,16 @@ class Batching:
         self._intake = Intake(
             store=store, rules=rules, reader=self._reader, allowance=lambda caller: _allowance(quotas.get(caller))
         )
+        self._hooks = Hooks()
+        self._webhooks = Webhooks(
+            store=store,
+            receivers=assembly.receivers(settings),
+            hooks=self._hooks,
+            reach=Reach(allow_private=settings.webhooks.allow_private),
+            metrics=corridor.metrics,
+            timeout_s=settings.webhooks.timeout_s,
+            retry_s=settings.webhooks.retry_s,
+        )
         self._desk = Desk(
             store=store,
             keyring=assembly.keyring(settings),
@@ -80,6 +95,7 @@ class Batching:
             clock=time.time,
             bounds=_bounds(settings),
             quota=lambda caller: _quota(quotas.get(caller)),
+            webhook=self._webhooks.receivers.asked,
             waits=self._reasons.of,
         )
         self._running: asyncio.Task[None] | None = None
@@ -104,6 +120,7 @@ class Batching:
             self._running = loops.create_task(always(self.runner.run), name="jobs runner")
             loops.create_task(always(self._upkeep.run), name="jobs upkeep")
             loops.create_task(always(self._intake.run), name="jobs intake")
+            loops.create_task(always(self._webhooks.run), name="jobs webhooks")
 
     async def rest(self) -> None:
         """Run no more lines: what runs is ended upstream and put back, uncharged."""
@@ -114,6 +131,7 @@ class Batching:
     async def close(self) -> None:
         """Let go of the store."""
         await self.store.close()
+        await self._hooks.close()
         self._reader.shutdown(cancel_futures=True)
 
 

@@ -24,6 +24,7 @@ from router.cli import COMMANDS  # noqa: E402
 from router.core.call import Outcome, Reason, Workload  # noqa: E402
 from router.core.node import TRANSITIONS, Event, State  # noqa: E402
 from router.core.placement import RelayCause  # noqa: E402
+from router.jobs.webhooks import Told  # noqa: E402
 from router.metrics import Metrics, Spread  # noqa: E402
 from router.settings import FIELDS, variable  # noqa: E402
 
@@ -67,7 +68,8 @@ def metrics() -> Iterator[str]:
     yield "| `process_*` | gauge, counter | | Memory (`process_resident_memory_bytes`), CPU time, open files. |"
     yield "\n| label | values |\n|---|---|"
     closed: dict[str, type[StrEnum]] = {
-        "workload": Workload, "reason": Reason, "outcome (of calls)": Outcome, "state": State, "cause": RelayCause,
+        "workload": Workload, "reason": Reason, "outcome (of calls)": Outcome, "outcome (of webhook attempts)": Told,
+        "state": State, "cause": RelayCause,
     }  # fmt: skip
     for label, words in closed.items():
         yield f"| {label} | {', '.join(f'`{word.value}`' for word in words)} |"

@@ -9,14 +9,17 @@ import ipaddress
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal, Self
 
-from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from router.core.call import Workload
+from router.settings.section import Section
 from router.settings.values import (
     Clash,
     Count,
     Digest,
+    HookSecret,
+    HookUrl,
     Loc,
     Models,
     Name,
@@ -33,23 +36,7 @@ from router.settings.values import (
     StoreUrl,
     Url,
 )  # fmt: skip
-
-
-class Section(BaseModel):
-    """One mapping of the file."""
-
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True, validate_default=True
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _said(cls, data: object) -> object:
-        """A known key without a value is as if it were not written: its section may be all comments."""
-        if not isinstance(data, dict):
-            return data
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {key: value for key, value in data.items() if value is not None or key not in known}
+from router.settings.webhooks import Webhooks, unfit
 
 
 class Server(Section):
@@ -222,6 +209,10 @@ class KeyEntry(Section):
     """Whether its calls may go to the relay."""
     quota: QuotaEntry | None = None
     """What it may hold in files and batches; empty is without limit."""
+    webhook_url: HookUrl | None = None
+    """Told when a batch ends that names no `webhook` of its own. Its host must be one of `webhooks.allowed_hosts`."""
+    webhook_secret: HookSecret | None = None
+    """Signs its events instead of `webhooks.secret`, so that no other caller's receiver can forge them."""
 
 
 class Upstream(Section):
@@ -276,6 +267,8 @@ class Settings(Section, BaseSettings):
     """Servers that can answer."""
     relay: RelayEntry | None = None
     """The service outside the house that calls may fall back to."""
+    webhooks: Webhooks = Webhooks()
+    """Telling callers' servers that a batch has ended."""
     keys: tuple[KeyEntry, ...] = Field((), max_length=10_000)
     """Callers. Empty lets everybody in, and so needs a loopback `server.host`."""
     batches: Batches = Batches()
@@ -335,6 +328,7 @@ class Settings(Section, BaseSettings):
         if not keys and server is not None and server.public and not server.allow_public_without_keys:
             rule = "others can reach this address: set keys, or server.allow_public_without_keys: true"
             found.append((("server", "host"), rule))
+        found += unfit(info.data.get("webhooks"), [key.webhook_url for key in keys])
         if found:
             raise Clash(*found)
         return keys

@@ -36,6 +36,7 @@ _WRITING = is_state(files.c.state, "writing") & files.c.writer.is_not(None)
 _LOST = not_(exists().where(routers.c.id == files.c.writer))
 _OURS = (files.c.writer == bindparam("me", type_=Text)) & files.c.number.not_in(bindparam("in_hand", expanding=True))
 _ENDED = exists().where(uploads.c.number == files.c.upload, not_(PENDING))
+_TOLD = not_(exists().where(deliveries.c.batch_id == batches.c.id, deliveries.c.due_at.is_not(None)))
 _STAMP = func.coalesce(*(batches.c[f"{state}_at"] for state in sorted(BATCH_FINAL)))
 
 DUE: dict[str, Query] = {
@@ -50,7 +51,9 @@ DUE: dict[str, Query] = {
     "uploads": select(uploads.c.number).where(PENDING, uploads.c.expires_at <= _NOW),
     "chunks": select(files.c.number).where(DELETING, not_(READ)).order_by(files.c.number),
     "deliveries": select(deliveries.c.number).where(deliveries.c.ended_at <= _NOW - DELIVERIES_S),
-    "forgotten": select(batches.c.number).where(batches.c.cleared, bindparam("forget_before", type_=Double) >= _STAMP),
+    "forgotten": select(batches.c.number).where(
+        batches.c.cleared, bindparam("forget_before", type_=Double) >= _STAMP, _TOLD
+    ),
 }
 """What is due, by chore: numbers of rows. With no `forget_before`, nothing is to be forgotten."""
 LOOK = select(*(query.limit(1).scalar_subquery().label(chore) for chore, query in DUE.items()))
