@@ -30,6 +30,8 @@ from tests.upstream.wire import Node, Peer, Script
 SECRET = "whsec_" + "c2VjcmV0IHdpdGggMzIgYnl0ZXMgb2YgcmFuZG9tIQ=="
 OTHER = "whsec_" + "YW5vdGhlciBzZWNyZXQgb2YgMzIgcmFuZG9tIGJ5dGU="
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+SDK = OpenAI(api_key="none")
+TLS = ssl.create_default_context()
 RETRY_S = (0.05, 0.05, 0.05)
 
 
@@ -98,7 +100,7 @@ class Bench:
         reach = Reach(allow_private=options.pop("reach_private", True), resolve=options.pop("resolve", None))
         told = {"allowed": ["127.0.0.1"], "allow_private": True, "secrets": [secret_bytes(SECRET)]}
         told |= {name: options.pop(name) for name in [*told, "own"] if name in options}
-        hooks = Hooks(tls=tls)
+        hooks = Hooks(tls=tls or TLS)
         sender = Webhooks(
             store=store or self.store,
             receivers=Receivers(**told),
@@ -180,8 +182,7 @@ async def floods_head(peer: Peer) -> None:
 
 
 def unwrapped(got: tuple[dict[str, str], str], secret: str = SECRET) -> Any:
-    client = OpenAI(api_key="none", webhook_secret=secret)
-    return client.webhooks.unwrap(got[1], got[0])
+    return SDK.webhooks.unwrap(got[1], got[0], secret=secret)
 
 
 async def test_an_event_is_what_the_sdk_expects(bench: Bench) -> None:
