@@ -2,8 +2,8 @@
 
     python webhook_client.py < events
 
-Reads one JSON object a line, `headers`, `body` and `secret`, and prints what came of each: the event's type and the batch's id,
-or the name of the exception.
+Reads one JSON object a line, `headers`, `body` and `secret`, and prints what came of each: the event's type and the
+batch's id, or the name of the exception.
 """
 
 import json
