@@ -21,6 +21,7 @@ from router.dispatch.dispatcher import Patience
 from router.dispatch.leg import Way
 from router.dispatch.trip import RELAY
 from router.fleet.fleet import Fleet
+from router.jobs.receivers import Receivers, secret_bytes
 from router.settings import NodeEntry, Settings
 from router.upstream.pool import Bounds, Pool
 from router.upstream.target import Target
@@ -101,6 +102,21 @@ def keyring(settings: Settings) -> Keyring:
     """Who may call."""
     return Keyring(
         (key.digest, Caller(name=key.name, workload=key.workload, fallback=key.fallback)) for key in settings.keys
+    )
+
+
+def receivers(settings: Settings) -> Receivers:
+    """Who may be told that a batch has ended, and by which secrets it is signed."""
+    hooks = settings.webhooks
+    own = {
+        key.name: [secret_bytes(key.webhook_secret.get_secret_value())] for key in settings.keys if key.webhook_secret
+    }
+    return Receivers(
+        allowed=hooks.allowed_hosts,
+        allow_private=hooks.allow_private,
+        secrets=[secret_bytes(one.get_secret_value()) for one in (hooks.secret, hooks.previous_secret) if one],
+        own=own,
+        defaults={key.name: key.webhook_url.get_secret_value() for key in settings.keys if key.webhook_url},
     )
 
 

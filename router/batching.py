@@ -35,10 +35,13 @@ from router.jobs.reasons import Reasons
 from router.jobs.runner import Runner, Terms
 from router.jobs.store import Store
 from router.jobs.upkeep import Upkeep, always
+from router.jobs.webhooks import Webhooks
 from router.metrics import Metrics
 from router.settings import Settings
 from router.settings.sections import QuotaEntry
 from router.tokens import Tokens
+from router.upstream.client import Hooks
+from router.upstream.reach import Reach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,6 +96,16 @@ class Batching:
         self._intake = Intake(
             store=store, rules=rules, reader=self._reader, allowance=lambda caller: _allowance(quotas.get(caller))
         )
+        self._hooks = Hooks()
+        self._webhooks = Webhooks(
+            store=store,
+            receivers=assembly.receivers(settings),
+            hooks=self._hooks,
+            reach=Reach(allow_private=settings.webhooks.allow_private),
+            metrics=corridor.metrics,
+            timeout_s=settings.webhooks.timeout_s,
+            retry_s=settings.webhooks.retry_s,
+        )
         self._desk = Desk(
             store=store,
             keyring=assembly.keyring(settings),
@@ -100,6 +113,7 @@ class Batching:
             clock=time.time,
             bounds=_bounds(settings),
             quota=lambda caller: _quota(quotas.get(caller)),
+            webhook=self._webhooks.receivers.asked,
             waits=self._reasons.of,
         )
         self._running: asyncio.Task[None] | None = None
@@ -133,6 +147,7 @@ class Batching:
                 loops.create_task(always(self._outlet.run), name="jobs outlet")
             if self._accounts is not None:
                 loops.create_task(always(self._accounts.run), name="jobs accounts")
+            loops.create_task(always(self._webhooks.run), name="jobs webhooks")
 
     async def rest(self) -> None:
         """Run no more lines: what runs is ended upstream and put back, uncharged."""
@@ -146,6 +161,7 @@ class Batching:
             with suppress(StoreError):
                 await self._accounts.balance()
         await self.store.close()
+        await self._hooks.close()
         self._reader.shutdown(cancel_futures=True)
 
 

@@ -18,7 +18,9 @@
     |   +-- Truncated                 +-- BadAnswer              +-- BadStatus
     |   +-- ErrorInStream             +-- NodeRefused            +-- TakenBack
     |   +-- Stopped
-    +-- ProbeFailed                   one look at a node failed
+    +-- ProbeFailed                   one look at a node failed, or one word to a webhook
+    |   +-- HookUnreached             no connection; nothing was sent
+    +-- HookRefused                   a webhook's URL or address may not be told
     +-- StoreError                    the database did not do what was asked; nothing was half written
         +-- StoreLost                 no connection, or locked too long; ask again
         +-- StoreFull                 no space
@@ -274,11 +276,19 @@ class ErrorInStream(NodeFailed):
 
 
 class ProbeFailed(EbbtideError):
-    """One look at a node failed. `status` is the HTTP status, or None when no answer came."""
+    """A look at a node, or a word to a webhook, failed. `status` is the HTTP status, or None when no answer came."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class HookUnreached(ProbeFailed):
+    """No connection to a webhook's receiver: nothing was sent, so another address may be tried."""
+
+
+class HookRefused(EbbtideError):
+    """A webhook's URL or address may not be told anything. The message begins small and names no path or query."""
 
 
 class StoreError(EbbtideError):

@@ -182,6 +182,12 @@ class Metrics(Collector):
         self._exact = Level("tokenizer_exact", "1 if tokens are counted, 0 if they are estimated from bytes.")
         self._lag = Spread("event_loop_lag_seconds", "How late the event loop ran a timer.", LAG_S)
         self.streams = Level("open_streams", "Streams open to clients.")
+        self._webhook_attempts = Family("webhook_attempts", "Attempts to deliver a webhook event.", "outcome")
+        self._webhooks_given_up = Family(
+            "webhooks_given_up", "Webhook events that nobody took: the last attempt failed, or the receiver said 410."
+        )
+        self._webhooks_waiting = Level("webhooks_waiting", "Webhook events not yet delivered.")
+        self._webhook_oldest = Level("webhook_oldest_seconds", "Age of the oldest webhook event not yet delivered.")
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
@@ -255,6 +261,16 @@ class Metrics(Collector):
     def oversized_event(self) -> None:
         """A stream event was over the size limit."""
         self._oversized.add()
+
+    def webhook(self, outcome: str, *, given_up: bool) -> None:
+        """One attempt to deliver an event ended. `outcome` is a word of a closed list."""
+        self._webhook_attempts.add((outcome,))
+        self._webhooks_given_up.add(amount=given_up)
+
+    def webhooks(self, waiting: int, oldest_s: float) -> None:
+        """So many events are not delivered yet, the oldest this old."""
+        self._webhooks_waiting.set(waiting)
+        self._webhook_oldest.set(oldest_s)
 
     def tokenizer(self, *, exact: bool) -> None:
         """Whether tokens are counted or estimated."""

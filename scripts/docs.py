@@ -30,6 +30,7 @@ from router.core.spend import Cap, Spend  # noqa: E402
 from router.dispatch.spending import Spending  # noqa: E402
 from router.jobs.gauges import Gauges  # noqa: E402
 from router.jobs.store.measures import Act, Measures, Trouble  # noqa: E402
+from router.jobs.webhooks import Told  # noqa: E402
 from router.metrics import Metrics, Spread  # noqa: E402
 from router.settings import FIELDS, variable  # noqa: E402
 
@@ -73,8 +74,9 @@ def metrics() -> Iterator[str]:
     yield "| `process_*` | gauge, counter | | Memory (`process_resident_memory_bytes`), CPU time, open files. |"
     yield "\n| label | values |\n|---|---|"
     closed: dict[str, type[StrEnum]] = {
-        "workload": Workload, "reason": Reason, "outcome (of calls)": Outcome, "state (of nodes)": State,
-        "cause": RelayCause, "cap": Cap, "status": BatchState, "act": Act, "kind (of errors)": Trouble,
+        "workload": Workload, "reason": Reason, "outcome (of calls)": Outcome, "outcome (of webhook attempts)": Told,
+        "state (of nodes)": State, "cause": RelayCause, "cap": Cap, "status": BatchState, "act": Act,
+        "kind (of errors)": Trouble,
     }  # fmt: skip
     for label, words in closed.items():
         yield f"| {label} | {', '.join(f'`{word.value}`' for word in words)} |"

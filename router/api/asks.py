@@ -30,11 +30,12 @@ def wrong_value(param: str, value: str, supported: Collection[str]) -> BadReques
     return BadRequest(message, param=param, code="invalid_value")
 
 
-def required(told: Mapping[str, Any], name: str, most: int = 512) -> str:
-    """A text that must be there: 1 to `most` characters without NUL."""
+def required(told: Mapping[str, Any], name: str, most: int = 512, *, within: str | None = None) -> str:
+    """A text that must be there: 1 to `most` characters without NUL. `within` is the field whose object `told` is."""
+    param = name if within is None else f"{within}.{name}"
     if told.get(name) is None:
-        raise missing(name)
-    return text(name, told[name], most)
+        raise missing(param)
+    return text(param, told[name], most)
 
 
 def text(param: str, value: object, most: int = 512) -> str:

@@ -23,6 +23,8 @@ from router.jobs.store import BatchRow, NewBatch, Pace, Tokens
 ENDPOINTS = tuple(f"/v1/{name}" for name in BATCHED)
 PRIORITIES = (-10, 10)
 PAGE = (1, 100)
+MOST_URL = 2048
+"""Most characters of a webhook's URL."""
 METADATA = (16, 64, 512)
 """Most pairs, and most characters of a key and of a value."""
 _TIMES = (
@@ -51,9 +53,8 @@ class Batches:
     async def create(self, visit: Visit) -> Response:
         """Write a batch down; its lines are checked afterwards."""
         told = await visit.told()
-        webhook = None if told.get("webhook") is None else text("webhook", told["webhook"], 2048)
         desk = self._desk
-        new = _asked(visit, told, desk.webhook(visit.caller, webhook), desk.bounds.output_s)
+        new = _asked(visit, told, desk.webhook(visit.caller, _webhook(told.get("webhook"))), desk.bounds.output_s)
         await self._check_input(visit.caller, new.input_file_id)
         await self._check_quota(visit.caller)
         return json_response(batch_object(await self._desk.store.create_batch(new)))
@@ -180,6 +181,19 @@ def _asked(visit: Visit, told: Mapping[str, Any], webhook: str | None, output_s:
         idempotency_key=text("idempotency-key", key, 255) if key else None,
         same_within_s=SAME_WITHIN_S if visit.heading.retried else None,
     )
+
+
+def _webhook(told: object) -> str | None:
+    """A URL, or an object that holds one."""
+    if told is None:
+        return None
+    if type(told) is not dict:
+        return text("webhook", told, MOST_URL)
+    url = required(told, "url", MOST_URL, within="webhook")
+    if others := sorted(told.keys() - {"url"}):
+        param = f"webhook.{others[0][:64]}"
+        raise BadRequest(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+    return url
 
 
 def _window_s(window: str) -> int:

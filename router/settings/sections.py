@@ -20,6 +20,8 @@ from router.settings.values import (
     Clash,
     Count,
     Digest,
+    HookSecret,
+    HookUrl,
     Loc,
     Models,
     Name,
@@ -36,6 +38,7 @@ from router.settings.values import (
     StoreUrl,
     Url,
 )  # fmt: skip
+from router.settings.webhooks import Webhooks, unfit
 
 
 class Server(Section):
@@ -215,6 +218,10 @@ class KeyEntry(Section):
     """Whether its calls may go to the relay."""
     quota: QuotaEntry | None = None
     """What it may hold in files and batches; empty is without limit."""
+    webhook_url: HookUrl | None = None
+    """Told when a batch ends that names no `webhook` of its own. Its host must be one of `webhooks.allowed_hosts`."""
+    webhook_secret: HookSecret | None = None
+    """Signs its events instead of `webhooks.secret`, so that no other caller's receiver can forge them."""
 
 
 class Upstream(Section):
@@ -269,6 +276,8 @@ class Settings(Section, BaseSettings):
     """Servers that can answer."""
     relay: RelayEntry | None = None
     """The service outside the house that calls may fall back to."""
+    webhooks: Webhooks = Webhooks()
+    """Telling callers' servers that a batch has ended."""
     keys: tuple[KeyEntry, ...] = Field((), max_length=10_000)
     """Callers. Empty lets everybody in, and so needs a loopback `server.host`."""
     batches: Batches = Batches()
@@ -336,6 +345,7 @@ class Settings(Section, BaseSettings):
         if not keys and server is not None and server.public and not server.allow_public_without_keys:
             rule = "others can reach this address: set keys, or server.allow_public_without_keys: true"
             found.append((("server", "host"), rule))
+        found += unfit(info.data.get("webhooks"), [key.webhook_url for key in keys])
         if found:
             raise Clash(*found)
         return keys

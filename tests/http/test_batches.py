@@ -116,6 +116,11 @@ WRONG = [
     ({"priority": -11}, "integer_below_min_value", "priority"),
     ({"priority": 1.5}, "invalid_type", "priority"),
     ({"webhook": 7}, "invalid_type", "webhook"),
+    ({"webhook": ""}, "empty_string", "webhook"),
+    ({"webhook": "https://hooks.example/" + "x" * 2048}, "string_above_max_length", "webhook"),
+    ({"webhook": {}}, "missing_required_parameter", "webhook.url"),
+    ({"webhook": {"url": 7}}, "invalid_type", "webhook.url"),
+    ({"webhook": {"url": "https://hooks.example/", "events": []}}, "unknown_parameter", "webhook.events"),
 ]
 
 
@@ -317,6 +322,8 @@ async def test_a_webhook_is_taken_when_the_operator_allows_it(tmp_path: Path) ->
 
     async with open_counter(tmp_path, webhook=allowed) as counter:
         assert (await create(counter, webhook="https://hooks.example/x")).status == 200
+        assert (await create(counter, webhook={"url": "https://hooks.example/x"})).status == 200
+        wrong(await create(counter, webhook={"url": "https://evil.example/"}), 400, "invalid_value", "webhook")
         wrong(await create(counter, webhook="https://evil.example/"), 400, "invalid_value", "webhook")
         assert (await create(counter)).status == 200
     async with open_counter(tmp_path) as counter:

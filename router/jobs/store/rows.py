@@ -252,14 +252,26 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """A webhook event to deliver. `type` is `batch.completed` and the like; `attempts` were made before this one."""
+    """A webhook event to deliver. `type` is `batch.completed` and the like; `attempts` were made before this one.
+
+    `caller` has the batch; it is None once the batch is forgotten.
+    """
 
     id: str
+    caller: str | None
     batch_id: str
     url: str
     type: str
     created_at: int
     attempts: int
+
+
+class Outbox(msgspec.Struct, frozen=True, kw_only=True):
+    """Events not yet delivered: how many, how old the oldest is, in how long one is due (None: there are none)."""
+
+    waiting: int
+    oldest_s: float
+    due_in_s: float | None
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):

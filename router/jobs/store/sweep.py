@@ -37,6 +37,7 @@ _LOST = not_(exists().where(routers.c.id == files.c.writer))
 _OURS = (files.c.writer == bindparam("me", type_=Text)) & files.c.number.not_in(bindparam("in_hand", expanding=True))
 _ENDED = exists().where(uploads.c.number == files.c.upload, not_(PENDING))
 _IN_PARTS = exists().where(files.c.upload == uploads.c.number)
+_TOLD = not_(exists().where(deliveries.c.batch_id == batches.c.id, deliveries.c.due_at.is_not(None)))
 _STAMP = func.coalesce(*(batches.c[f"{state}_at"] for state in sorted(BATCH_FINAL)))
 
 DUE: dict[str, Query] = {
@@ -52,7 +53,9 @@ DUE: dict[str, Query] = {
     "over": select(uploads.c.number).where(not_(PENDING), uploads.c.expires_at <= _NOW - UPLOADS_S, not_(_IN_PARTS)),
     "chunks": select(files.c.number).where(DELETING, not_(READ)).order_by(files.c.number),
     "deliveries": select(deliveries.c.number).where(deliveries.c.ended_at <= _NOW - DELIVERIES_S),
-    "forgotten": select(batches.c.number).where(batches.c.cleared, bindparam("forget_before", type_=Double) >= _STAMP),
+    "forgotten": select(batches.c.number).where(
+        batches.c.cleared, bindparam("forget_before", type_=Double) >= _STAMP, _TOLD
+    ),
 }
 """What is due, by chore: numbers of rows. With no `forget_before`, nothing is to be forgotten."""
 LOOK = select(*(query.limit(1).scalar_subquery().label(chore) for chore, query in DUE.items()))
