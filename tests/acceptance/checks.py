@@ -98,6 +98,7 @@ CHECKS: dict[str, str] = {
     "C84": "`output_expires_after` counts from the output file's own beginning",
     "C85": "`usage` and `model` tell what the lines used",
     "C86": "an input deleted after its check is still read; before it, the batch fails",
+    "C87": "a webhook is signed so that the SDKs take it; a retry keeps its id, a rotation has both signatures",
     "C88": "input files written for OpenAI and for `vllm run-batch` are taken unchanged",
     "C89": "a line is sent streamed, as batch work, and stored unstreamed",
     "C90": "a node's 429 or 503 is never the end of a line",

@@ -63,7 +63,8 @@ class Runs:
         self._facts |= dict(zip((sdk.name for sdk in ready), await asyncio.gather(*map(self._run, ready)), strict=True))
 
     async def _run(self, sdk: Sdk) -> dict[str, Any]:
-        command = [*sdk.command(sdk.scripts[self._script]), self._url, self._key(sdk.name), sdk.name]
+        script = str(sdk.path(sdk.scripts[self._script]))
+        command = [*sdk.command, script, self._url, self._key(sdk.name), sdk.name]
         process = await asyncio.create_subprocess_exec(
             *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )

@@ -42,11 +42,14 @@ class Sdk:
         runtime = "Node" if self.runtime == "node" else "Python"
         return f"{runtime} {self.package} {self.version}"
 
-    def command(self, script: str) -> list[str]:
-        """What runs one of its scripts."""
-        if self.runtime == "python":
-            return [str(self.home / "bin" / "python"), str(CLIENTS / f"{script}.py")]
-        return ["node", str(self.home / f"{script}.mjs")]
+    @property
+    def command(self) -> list[str]:
+        """What runs a script of its language."""
+        return [str(self.home / "bin" / "python")] if self.runtime == "python" else ["node"]
+
+    def path(self, script: str) -> Path:
+        """Where one of its scripts stands."""
+        return CLIENTS / f"{script}.py" if self.runtime == "python" else self.home / f"{script}.mjs"
 
 
 SDKS = (
