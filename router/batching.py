@@ -29,6 +29,7 @@ from router.jobs.accounts import Accounts
 from router.jobs.calls import Calls
 from router.jobs.checks import Rules
 from router.jobs.gauges import Gauges
+from router.jobs.hurry import Hurry
 from router.jobs.intake import Allowance, Intake
 from router.jobs.outlet import Outlet
 from router.jobs.reasons import Reasons
@@ -79,6 +80,7 @@ class Batching:
             terms=Terms(lease_s=batches.lease_s, retries=batches.retries),
         )
         self._outlet = _outlet(settings, corridor, self.runner)
+        self._hurry = Hurry(store=store, runner=self.runner)
         spend = corridor.spending.spend
         self._accounts = None if spend is None else Accounts(store=store, spend=spend)
         self._reasons = Reasons(runner=self.runner, fleet=fleet, admission=admission)
@@ -143,6 +145,7 @@ class Batching:
             loops.create_task(always(self._upkeep.run), name="jobs upkeep")
             loops.create_task(always(self._intake.run), name="jobs intake")
             loops.create_task(always(self._gauges.run), name="jobs gauges")
+            loops.create_task(always(self._hurry.run), name="jobs hurry")
             if self._outlet is not None:
                 loops.create_task(always(self._outlet.run), name="jobs outlet")
             if self._accounts is not None:
