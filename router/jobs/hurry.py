@@ -1,7 +1,7 @@
 """Keeps lines whose window is about to close from being taken back.
 
-Rule: the store is asked every few seconds which batches are late; a line of one that is held here is then urgent, and no
-longer once its batch is not.
+Rule: the store is asked every few seconds which batches are late; a line of one that is held here is then urgent, and
+no longer once its batch is not.
 """
 
 import asyncio
