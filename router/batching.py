@@ -14,6 +14,7 @@ from typing import Self
 from starlette.routing import BaseRoute
 
 from router import assembly
+from router.api.auth import Keyring
 from router.api.batches import Batches
 from router.api.desk import Bounds, Desk, Quota
 from router.api.files import Files
@@ -36,8 +37,9 @@ from router.tokens import Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Corridor:
-    """What lines of batches share with people's calls."""
+    """What lines of batches share with people's calls, and their senders with people."""
 
+    keyring: Keyring
     dispatcher: Dispatcher
     fleet: Fleet
     tokens: Tokens
@@ -51,35 +53,36 @@ class Batching:
         batches = settings.batches
         self.store = store
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="lines")
-        quotas = {key.name: key.quota for key in settings.keys if key.quota is not None}
+        self._quotas = _quotas(settings)
         admission, fleet = corridor.dispatcher.admission, corridor.fleet
+        self._calls = Calls(
+            fleet,
+            corridor.tokens,
+            corridor.estimates,
+            self._reader,
+            long_prompt_tokens=settings.classify.long_prompt_tokens,
+        )
         self.runner = Runner(
             store=store,
             dispatcher=corridor.dispatcher,
             fleet=fleet,
-            calls=Calls(
-                fleet,
-                corridor.tokens,
-                corridor.estimates,
-                self._reader,
-                long_prompt_tokens=settings.classify.long_prompt_tokens,
-            ),
+            calls=self._calls,
             terms=Terms(lease_s=batches.lease_s, retries=batches.retries),
         )
         self._reasons = Reasons(runner=self.runner, fleet=fleet, admission=admission)
         self._upkeep = Upkeep(store=store, reasons=self._reasons.all, every_s=batches.sweep_s, keep_s=batches.keep_s)
-        known = Known(settings, fleet)
-        rules = Rules(models=known.model, several_models=batches.several_models, lines=batches.max_lines)
+        self._known = Known(settings, fleet)
+        rules = Rules(models=self._known.model, several_models=batches.several_models, lines=batches.max_lines)
         self._intake = Intake(
-            store=store, rules=rules, reader=self._reader, allowance=lambda caller: _allowance(quotas.get(caller))
+            store=store, rules=rules, reader=self._reader, allowance=lambda caller: _allowance(self._quotas.get(caller))
         )
         self._desk = Desk(
             store=store,
-            keyring=assembly.keyring(settings),
+            keyring=corridor.keyring,
             terms=assembly.terms(settings),
             clock=time.time,
             bounds=_bounds(settings),
-            quota=lambda caller: _quota(quotas.get(caller)),
+            quota=lambda caller: _quota(self._quotas.get(caller)),
             waits=self._reasons.of,
         )
         self._running: asyncio.Task[None] | None = None
@@ -93,6 +96,13 @@ class Batching:
         except (StoreError, OSError) as error:
             raise SettingsError(f"store.url: the database cannot be opened: {error}") from error
         return cls(store, settings, corridor)
+
+    def take(self, settings: Settings) -> None:
+        """Take in what of changed settings takes effect without a restart."""
+        self._quotas = _quotas(settings)
+        self._calls.long_prompt_tokens = settings.classify.long_prompt_tokens
+        self._desk.terms = assembly.terms(settings)
+        self._known.take(settings)
 
     def routes(self) -> list[BaseRoute]:
         """Files, uploads and batches, without version."""
@@ -121,15 +131,23 @@ class Known:
     """Which models a line may ask for: those nodes told of, down or not, and those the operator names."""
 
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.take(settings)
+
+    def take(self, settings: Settings) -> None:
+        """What the operator names from now on."""
         relay = settings.relay.models if settings.relay is not None else ()
         self._named = frozenset(relay) | {model for entry in settings.nodes for model in entry.models}
-        self._fleet = fleet
 
     def model(self, name: str) -> bool:
         """Whether somebody serves it, or may once it tells what it serves."""
         if name in self._named or self._fleet.serving(name):
             return True
         return any(not node.spec.models and not node.facts.models for node in self._fleet.nodes)
+
+
+def _quotas(settings: Settings) -> dict[str, QuotaEntry]:
+    return {key.name: key.quota for key in settings.keys if key.quota is not None}
 
 
 def _bounds(settings: Settings) -> Bounds:

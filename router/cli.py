@@ -103,9 +103,9 @@ def parser() -> argparse.ArgumentParser:
 
 def serve(arguments: Arguments) -> int:
     """Serve until told to stop."""
-    from router.app import serve as serve_app
+    from router.process import serve as serve_process
 
-    return serve_app(_settings(arguments))
+    return serve_process(_settings(arguments), lambda: _settings(arguments))
 
 
 def check(arguments: Arguments) -> int:

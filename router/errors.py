@@ -18,6 +18,7 @@
     |   +-- Truncated                 +-- BadAnswer              +-- BadStatus
     |   +-- ErrorInStream             +-- NodeRefused
     +-- ProbeFailed                   one look at a node failed
+    +-- DiscoveryFailed               a source of nodes could not tell which there are
     +-- StoreError                    the database did not do what was asked; nothing was half written
         +-- StoreLost                 no connection, or locked too long; ask again
         +-- StoreFull                 no space
@@ -270,6 +271,10 @@ class ProbeFailed(EbbtideError):
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class DiscoveryFailed(EbbtideError):
+    """A source of nodes could not tell which there are. The message says why, without secrets."""
 
 
 class StoreError(EbbtideError):

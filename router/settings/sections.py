@@ -9,10 +9,12 @@ import ipaddress
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal, Self
 
-from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from router.core.call import Workload
+from router.settings.discovery import Discovery
+from router.settings.section import Section
 from router.settings.values import (
     Clash,
     Count,
@@ -33,23 +35,6 @@ from router.settings.values import (
     StoreUrl,
     Url,
 )  # fmt: skip
-
-
-class Section(BaseModel):
-    """One mapping of the file."""
-
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True, validate_default=True
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _said(cls, data: object) -> object:
-        """A known key without a value is as if it were not written: its section may be all comments."""
-        if not isinstance(data, dict):
-            return data
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {key: value for key, value in data.items() if value is not None or key not in known}
 
 
 class Server(Section):
@@ -274,6 +259,8 @@ class Settings(Section, BaseSettings):
     """What each workload may do while it waits."""
     nodes: tuple[NodeEntry, ...] = Field((), max_length=1000)
     """Servers that can answer."""
+    discovery: Discovery = Discovery()
+    """Where nodes come from beside `nodes`."""
     relay: RelayEntry | None = None
     """The service outside the house that calls may fall back to."""
     keys: tuple[KeyEntry, ...] = Field((), max_length=10_000)
@@ -309,18 +296,13 @@ class Settings(Section, BaseSettings):
     @field_validator("nodes")
     @classmethod
     def _nodes_differ(cls, nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
-        found = [
-            *_repeated("nodes", "name", [node.name for node in nodes]),
-            *_repeated("nodes", "url", [node.url for node in nodes]),
-        ]
-        if found:
-            raise Clash(*found)
-        return nodes
+        return differing(nodes)
 
     @field_validator("relay")
     @classmethod
     def _someone_answers(cls, relay: RelayEntry | None, info: ValidationInfo) -> RelayEntry | None:
-        if relay is None and info.data.get("nodes") == ():
+        found = info.data.get("discovery")
+        if relay is None and info.data.get("nodes") == () and found is not None and not found.sources:
             raise Clash((("nodes",), "at least one node, or a relay, is needed"))
         return relay
 
@@ -338,6 +320,29 @@ class Settings(Section, BaseSettings):
         if found:
             raise Clash(*found)
         return keys
+
+
+class NodeList(Section):
+    """What a file of nodes holds."""
+
+    nodes: tuple[NodeEntry, ...] = Field((), max_length=1000)
+    """Servers that can answer."""
+
+    @field_validator("nodes")
+    @classmethod
+    def _nodes_differ(cls, nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
+        return differing(nodes)
+
+
+def differing(nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
+    """The nodes, if no two have the same name or URL. Raises Clash."""
+    found = [
+        *_repeated("nodes", "name", [node.name for node in nodes]),
+        *_repeated("nodes", "url", [node.url for node in nodes]),
+    ]
+    if found:
+        raise Clash(*found)
+    return nodes
 
 
 def _repeated(section: str, field: str, values: Sequence[Hashable]) -> Iterator[tuple[Loc, str]]:

@@ -19,6 +19,7 @@ WEEK_S = 604_800
 GIB = 2**30
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 TAKEN_NAMES = frozenset({"relay", "other", "none"})
 """Words that stand beside node names in headers and metric labels."""
 
@@ -91,6 +92,13 @@ def _name(value: str) -> str:
     return value
 
 
+def _host(value: str) -> str:
+    name = value.removesuffix(".").lower()
+    if not all(LABEL.fullmatch(label) for label in name.split(".")):
+        raise ValueError("must be a DNS name such as vllm.models.svc.cluster.local")
+    return name
+
+
 def _model(value: str) -> str:
     if not value.isprintable():
         raise ValueError("must be printable")
@@ -120,7 +128,9 @@ Secret = Annotated[SecretStr, AfterValidator(_secret)]
 Digest = Annotated[bytes, BeforeValidator(_digest), PlainSerializer(lambda digest: f"sha256:{digest.hex()}")]
 ModelName = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_model)]
 Models = Annotated[dict[ModelName, ModelName], BeforeValidator(_renamings)]
+HostName = Annotated[str, Field(max_length=253), AfterValidator(_host)]
 Port = Annotated[int, BeforeValidator(_number), Field(ge=0, le=65_535)]
+NodePort = Annotated[int, BeforeValidator(_number), Field(ge=1, le=65_535)]
 Retries = Annotated[int, BeforeValidator(_number), Field(ge=0, le=10)]
 Ratio = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1, allow_inf_nan=False)]
 SecondsAToken = Annotated[float, BeforeValidator(_number), Field(ge=0, le=10, allow_inf_nan=False)]
