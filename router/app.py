@@ -144,9 +144,7 @@ class App:
         Raises SettingsError, and then nothing has changed. What takes a restart is left as it is.
         """
         if self.started.server.public and not (settings.keys or self.started.server.allow_public_without_keys):
-            raise SettingsError(
-                "keys: others can reach the address this router listens on; it needs keys"
-            )
+            raise SettingsError("keys: others can reach the address this router listens on; it needs keys")
         restart = [change for change in changes(self.started, settings) if not change.live]
         live = [change for change in changes(self.settings, settings) if change.live]
         relay = self._changed_relay(settings)

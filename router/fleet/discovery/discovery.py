@@ -59,6 +59,7 @@ class Discovery:
             task.cancel()
         self._tasks = []
         self._begin()
+        self._heard.clear()
         self._note()
 
     def listed(self) -> Iterator[tuple[str, Listed]]:
