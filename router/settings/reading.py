@@ -117,7 +117,8 @@ def _explained(error: ErrorDetails) -> Iterator[tuple[Loc, str]]:
 
 def _meant(word: str, *choices: list[str]) -> str:
     for words in choices:
-        if close := difflib.get_close_matches(word.lower(), words, n=1):
+        others = [other for other in words if other != word]
+        if close := difflib.get_close_matches(word.lower(), others, n=1):
             return f"; did you mean '{close[0]}'?"
     return ""
 
