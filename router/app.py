@@ -147,10 +147,9 @@ class App:
             raise SettingsError("keys: others can reach the address this router listens on; it needs keys")
         restart = [change for change in changes(self.started, settings) if not change.live]
         live = [change for change in changes(self.settings, settings) if change.live]
+        self.roster.take(settings)
         relay = self._changed_relay(settings)
-        for entry in settings.nodes:
-            assembly.listed(entry)
-        self.settings = self.roster.settings = settings
+        self.settings = settings
         self.keyring.become(assembly.callers(settings))
         self.dispatcher.relay, self.dispatcher.patience = relay, assembly.patience(settings)
         self.house.terms, self.house.relay_models = assembly.terms(settings), _relay_models(settings)

@@ -36,8 +36,7 @@ log = logging.getLogger("ebbtide.nodes")
 class Roster:
     """`ways` and `targets` (by URL) are the maps that others read. `forget` is told the name of a node that goes.
 
-    `leaving` are nodes that were let go and still answer calls. `settings` are those in force; replace them, then
-    `settle`.
+    `leaving` are nodes that were let go and still answer calls.
     """
 
     settings: Settings
@@ -48,6 +47,8 @@ class Roster:
     forget: Callable[[str], None]
 
     def __post_init__(self) -> None:
+        self._said: list[Listed] = []
+        self.take(self.settings)
         self.leaving: dict[Node, Way] = {}
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
@@ -61,6 +62,17 @@ class Roster:
         gone = enumerate(self.leaving.items())
         return there | {f"{node.name} (leaving, {index})": way.pool for index, (node, way) in gone}
 
+    def take(self, settings: Settings) -> None:
+        """Take in changed settings; `settle` puts them in force. Raises SettingsError, and then nothing has changed."""
+        before = {entry.name: (entry, one) for entry, one in zip(self.settings.nodes, self._said, strict=False)}
+        said = []
+        for entry in settings.nodes:
+            was, one = before.get(entry.name, (None, None))
+            said.append(one if one is not None and was == entry else assembly.listed(entry))
+        self._said = said
+        self.settings = settings
+        self._bounds = assembly.bounds(settings)
+
     def start(self) -> None:
         """Put in the nodes there are now, before anything runs."""
         self._put([self._node(one) for one in self._wanted()])
@@ -73,7 +85,9 @@ class Roster:
             come = [node for node in nodes if self.fleet.by_name.get(node.name) is not node]
             if come:
                 await self.fleet.first_look(MEET_S, come)
-            self._put(nodes)
+            gone = self._put(nodes)
+        if come or gone:
+            log.info("nodes: %s", "; ".join(filter(None, (_named("added", come), _named("removed", gone)))))
 
     async def run(self) -> None:
         """Follow what is discovered and see off who goes, until cancelled."""
@@ -85,7 +99,10 @@ class Roster:
     async def _follow(self) -> None:
         while True:
             await self._news.wait()
-            await self.settle()
+            try:
+                await self.settle()
+            except Exception:
+                log.error("a discovered change was not taken in through a fault of ours", exc_info=True)
 
     def _wanted(self) -> Iterator[Listed]:
         """All nodes there should be, those of the settings first."""
@@ -106,31 +123,32 @@ class Roster:
         self._clashes = clashes
 
     def _all(self) -> Iterator[tuple[str, Listed]]:
-        for entry in self.settings.nodes:
-            yield "the settings", assembly.listed(entry)
+        for one in self._said:
+            yield "the settings", one
         for source, one in self.discovery.listed():
             yield f"discovery by {source}", one
 
     def _node(self, one: Listed) -> Node:
         """The node that is told of: the one there is, with what is said of it now, or a new one with a way to it."""
         spec, reserve = one.spec, assembly.reserve(self.settings, one.spec)
-        bounds = assembly.bounds(self.settings)
         node = self.fleet.by_name.get(spec.name)
         self.targets[spec.url] = one.target
         if node is None or (node.spec.url, node.spec.engine) != (spec.url, spec.engine):
-            node, pool = Node(spec, reserve=reserve), Pool(one.target, bounds)
-        else:
-            node.respec(spec, reserve=reserve)
-            pool = self.ways[node].pool
-            pool.bounds = bounds
-        self.ways[node] = assembly.way(spec.name, one.target, spec.models, pool)
+            node = Node(spec, reserve=reserve)
+            self.ways[node] = assembly.way(spec.name, one.target, spec.models, Pool(one.target, self._bounds))
+            return node
+        before, way = node.spec, self.ways[node]
+        way.pool.bounds = self._bounds
+        node.respec(spec, reserve=reserve)
+        if before.models != spec.models or way.target != one.target:
+            self.ways[node] = assembly.way(spec.name, one.target, spec.models, way.pool)
         return node
 
-    def _put(self, nodes: list[Node]) -> None:
-        before = list(self.fleet.nodes)
-        gone = [node for node in before if node not in set(nodes)]
-        come = [node for node in nodes if node not in set(before)]
-        self.metrics.know(node.name for node in come)
+    def _put(self, nodes: list[Node]) -> list[Node]:
+        """Make these the fleet; those that go by it."""
+        there = set(nodes)
+        gone = [node for node in self.fleet.nodes if node not in there]
+        self.metrics.know(node.name for node in nodes)
         for node in gone:
             self.leaving[node] = self.ways[node]
             self.ways[node].pool.retire()
@@ -139,10 +157,9 @@ class Roster:
         self.fleet.become(nodes)
         for url in self.targets.keys() - {node.spec.url for node in nodes}:
             del self.targets[url]
-        for node in self.ways.keys() - self.leaving.keys() - set(nodes):
+        for node in self.ways.keys() - self.leaving.keys() - there:
             del self.ways[node]
-        if before and (come or gone):
-            log.info("nodes: %s", "; ".join(filter(None, (_named("added", come), _named("removed", gone)))))
+        return gone
 
     async def _see_off(self) -> None:
         while True:

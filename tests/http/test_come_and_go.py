@@ -1,8 +1,10 @@
 """Nodes, keys and limits that change while calls run: no call suffers for it, and what is gone leaves nothing."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,7 +161,7 @@ async def test_room_granted_on_a_node_that_goes_is_used_there(rig: Rig) -> None:
             await eventually(lambda: app.waiting == 1)
         inside.admission.changed()
         assert app.waiting == 0
-        inside.roster.settings = inside.settings.model_copy(update={"nodes": (NodeEntry(name="new", url=new.url),)})
+        inside.roster.take(inside.settings.model_copy(update={"nodes": (NodeEntry(name="new", url=new.url),)}))
         inside.roster.start()
         assert [node.name for node in inside.roster.leaving] == ["old"]
     assert (call.result().status, call.result().header("x-ebbtide-node")) == (200, "old")
@@ -284,3 +286,46 @@ async def test_what_takes_a_restart_is_named_each_time(rig: Rig) -> None:
     ):
         assert await app.reload(wanted) == expected
     assert (await ask(app.port, chat())).status == 200
+
+
+async def test_lines_of_a_batch_follow_the_nodes(rig: Rig, tmp_path: Path) -> None:
+    """The node that runs them goes in the middle: each line is answered once. Keys and quotas hold at the desk, too."""
+    old, new = await rig.node("old", slots=2, script=Script(n=5, gap=0.02)), await rig.node("new")
+    ann = {"name": "ann", "key": "sk-ann"}
+    rest = {"store": {"url": f"sqlite:///{tmp_path}/e.db"}, "batches": {"sweep_s": 0.1}}
+    app = await rig.router(entry(old, max_sequences=2), keys=[ann], **rest)
+    file = await upload(app, [chat(f"line {index}", max_tokens=5) for index in range(12)])
+    asked = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+    made = (await ask(app.port, asked, "/v1/batches", headers=ANN)).json["id"]
+    await eventually(lambda: old.accepted >= 3, within=10)
+    await app.reload(to(new, keys=[{**ann, "quota": {"batches": 1}}], **rest))
+    assert (await ask(app.port, asked, "/v1/batches", headers=ANN)).status == 429
+
+    async def told() -> dict[str, Any]:
+        return (await ask(app.port, path=f"/v1/batches/{made}", method="GET", headers=ANN)).json
+
+    async with asyncio.timeout(20):
+        while (batch := await told())["status"] != "completed":
+            await asyncio.sleep(0.05)
+    assert batch["request_counts"] == {"total": 12, "completed": 12, "failed": 0}
+    assert old.accepted + new.accepted == 12
+    await app.reload(to(new, keys=[{"name": "bob", "key": "sk-bob"}], **rest))
+    assert (await ask(app.port, path=f"/v1/batches/{made}", method="GET", headers=ANN)).status == 401
+    assert (await ask(app.port, path=f"/v1/batches/{made}", method="GET", headers=BOB)).status == 404
+
+
+async def upload(app: App, bodies: list[dict[str, Any]]) -> str:
+    """A file of lines for chat, by ann; its id."""
+    lines = [
+        {"custom_id": f"line-{index}", "method": "POST", "url": "/v1/chat/completions", "body": body}
+        for index, body in enumerate(bodies)
+    ]
+    raw = "\n".join(json.dumps(line) for line in lines)
+    body = (
+        '--x\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
+        f'--x\r\nContent-Disposition: form-data; name="file"; filename="f.jsonl"\r\n\r\n{raw}\r\n--x--\r\n'
+    )
+    headers = (*ANN, ("Content-Type", "multipart/form-data; boundary=x"))
+    reply = await ask(app.port, body.encode(), "/v1/files", headers=headers)
+    assert reply.status == 200, reply.body
+    return str(reply.json["id"])

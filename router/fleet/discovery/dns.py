@@ -54,6 +54,7 @@ class Addresses:
         finally:
             if self._asked is not None:
                 self._asked.cancel()
+                self._asked = None
 
     async def _addresses(self) -> list[str]:
         """Each address once, in an order that does not change. Raises DiscoveryFailed."""
