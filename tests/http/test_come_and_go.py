@@ -15,7 +15,7 @@ from router.errors import SettingsError
 from router.settings import NodeEntry
 from tests.conftest import Rig
 from tests.fakes import FakeNode, Script
-from tests.rig import App, Reply, ask, chat, entry, eventually, relay_entry, stream
+from tests.rig import App, Reply, ask, chat, entry, eventually, relay_entry, running_app, stream
 
 SLOW = Script(n=40, gap=0.02)
 ANN = (("Authorization", "Bearer sk-ann"),)
@@ -153,7 +153,8 @@ async def test_calls_that_wait_go_to_a_node_that_comes(rig: Rig) -> None:
 async def test_room_granted_on_a_node_that_goes_is_used_there(rig: Rig) -> None:
     """The call was let in before the node went, and sets out after."""
     old, new = await rig.node("old"), await rig.node("new")
-    app = await rig.router(entry(old, max_sequences=1), pools={"interactive": {"patience_s": 10}})
+    patient = {"connect_s": 20, "first_byte_s": 20, "idle_s": 20}
+    app = await rig.router(entry(old, max_sequences=1), pools={"interactive": {"patience_s": 10}}, upstream=patient)
     inside = app.inside
     async with asyncio.TaskGroup() as group:
         with app.node("old").budget.hold(Room(1, 1), Workload.INTERACTIVE):
@@ -288,30 +289,30 @@ async def test_what_takes_a_restart_is_named_each_time(rig: Rig) -> None:
     assert (await ask(app.port, chat())).status == 200
 
 
-async def test_lines_of_a_batch_follow_the_nodes(rig: Rig, tmp_path: Path) -> None:
+async def test_lines_of_a_batch_follow_the_nodes(tmp_path: Path) -> None:
     """The node that runs them goes in the middle: each line is answered once. Keys and quotas hold at the desk, too."""
-    old, new = await rig.node("old", slots=2, script=Script(n=5, gap=0.02)), await rig.node("new")
+    old, new = FakeNode(name="old", slots=2, script=Script(n=5, gap=0.02)), FakeNode(name="new")
     ann = {"name": "ann", "key": "sk-ann"}
     rest = {"store": {"url": f"sqlite:///{tmp_path}/e.db"}, "batches": {"sweep_s": 0.1}}
-    app = await rig.router(entry(old, max_sequences=2), keys=[ann], **rest)
-    file = await upload(app, [chat(f"line {index}", max_tokens=5) for index in range(12)])
-    asked = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
-    made = (await ask(app.port, asked, "/v1/batches", headers=ANN)).json["id"]
-    await eventually(lambda: old.accepted >= 3, within=10)
-    await app.reload(to(new, keys=[{**ann, "quota": {"batches": 1}}], **rest))
-    assert (await ask(app.port, asked, "/v1/batches", headers=ANN)).status == 429
-
-    async def told() -> dict[str, Any]:
-        return (await ask(app.port, path=f"/v1/batches/{made}", method="GET", headers=ANN)).json
-
-    async with asyncio.timeout(20):
-        while (batch := await told())["status"] != "completed":
-            await asyncio.sleep(0.05)
-    assert batch["request_counts"] == {"total": 12, "completed": 12, "failed": 0}
-    assert old.accepted + new.accepted == 12
-    await app.reload(to(new, keys=[{"name": "bob", "key": "sk-bob"}], **rest))
-    assert (await ask(app.port, path=f"/v1/batches/{made}", method="GET", headers=ANN)).status == 401
-    assert (await ask(app.port, path=f"/v1/batches/{made}", method="GET", headers=BOB)).status == 404
+    async with old, new:
+        first = to(entry(old, max_sequences=2), keys=[ann], **rest)
+        async with running_app(first) as app:
+            file = await upload(app, [chat(f"line {index}", max_tokens=5) for index in range(12)])
+            asked = {"input_file_id": file, "endpoint": "/v1/chat/completions", "completion_window": "24h"}
+            batch = (await ask(app.port, asked, "/v1/batches", headers=ANN)).json
+            path = f"/v1/batches/{batch['id']}"
+            await eventually(lambda: old.accepted >= 3, within=10)
+            await app.reload(to(new, keys=[{**ann, "quota": {"batches": 1}}], **rest))
+            assert (await ask(app.port, asked, "/v1/batches", headers=ANN)).status == 429
+            async with asyncio.timeout(20):
+                while batch["status"] != "completed":
+                    batch = (await ask(app.port, path=path, method="GET", headers=ANN)).json
+            assert batch["request_counts"] == {"total": 12, "completed": 12, "failed": 0}
+            assert old.accepted + new.accepted == 12
+            await eventually(lambda: not app.held and not app.inside.roster.leaving)
+            await app.reload(to(new, keys=[{"name": "bob", "key": "sk-bob"}], **rest))
+            statuses = [(await ask(app.port, path=path, method="GET", headers=who)).status for who in (ANN, BOB)]
+            assert statuses == [401, 404]
 
 
 async def upload(app: App, bodies: list[dict[str, Any]]) -> str:
