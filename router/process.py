@@ -56,6 +56,7 @@ async def _serve(settings: Settings, again: Callable[[], Settings]) -> int:
     told, hung_up = asyncio.Queue[int](), asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGHUP, hung_up.set)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, told.put_nowait, number)
     async with running(settings) as app:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,18 @@ def test_serve_hands_over_settings_with_the_flags_over_them(config, stand_in):
     assert (seen[0].server.host, seen[0].server.port, seen[0].nodes[0].name) == ("127.0.0.2", 0, "a")
     assert main(["serve", "--config", str(config)]) == 0
     assert (seen[1].server.host, seen[1].server.port) == ("127.0.0.1", 8080)
+
+
+def test_a_hang_up_before_the_router_listens_to_it_is_kept(config, stand_in):
+    """It would end the process, or be lost; the settings may have changed since they were read."""
+    held = []
+    stand_in("router.process", serve=lambda *_: held.extend(signal.pthread_sigmask(signal.SIG_BLOCK, ())) or 0)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        assert main(["serve", "--config", str(config)]) == 0
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert signal.SIGHUP in held
 
 
 def test_settings_may_come_from_the_environment_alone(monkeypatch, stand_in):
