@@ -15,6 +15,7 @@ from typing import Self
 from starlette.routing import BaseRoute
 
 from router import assembly
+from router.api.auth import Keyring
 from router.api.batches import Batches
 from router.api.desk import Bounds, Desk, Quota
 from router.api.files import Files
@@ -47,8 +48,9 @@ from router.upstream.reach import Reach
 
 @dataclass(frozen=True, kw_only=True)
 class Corridor:
-    """What lines of batches share with people's calls."""
+    """What lines of batches share with people's calls, and their senders with people."""
 
+    keyring: Keyring
     dispatcher: Dispatcher
     fleet: Fleet
     tokens: Tokens
@@ -64,19 +66,20 @@ class Batching:
         batches = settings.batches
         self.store = store
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="lines")
-        quotas = {key.name: key.quota for key in settings.keys if key.quota is not None}
+        self._quotas = _quotas(settings)
         admission, fleet = corridor.dispatcher.admission, corridor.fleet
+        self._calls = Calls(
+            fleet,
+            corridor.tokens,
+            corridor.estimates,
+            self._reader,
+            long_prompt_tokens=settings.classify.long_prompt_tokens,
+        )
         self.runner = Runner(
             store=store,
             dispatcher=corridor.dispatcher,
             fleet=fleet,
-            calls=Calls(
-                fleet,
-                corridor.tokens,
-                corridor.estimates,
-                self._reader,
-                long_prompt_tokens=settings.classify.long_prompt_tokens,
-            ),
+            calls=self._calls,
             terms=Terms(lease_s=batches.lease_s, retries=batches.retries),
         )
         self._outlet = _outlet(settings, corridor, self.runner)
@@ -84,8 +87,8 @@ class Batching:
         spend = corridor.spending.spend
         self._accounts = None if spend is None else Accounts(store=store, spend=spend)
         self._reasons = Reasons(runner=self.runner, fleet=fleet, admission=admission)
-        known = Known(settings, fleet)
-        self._gauges = Gauges(store, self.runner, known.served)
+        self._known = Known(settings, fleet)
+        self._gauges = Gauges(store, self.runner, self._known.served)
         corridor.metrics.also(self._gauges.families)
         self._upkeep = Upkeep(
             store=store,
@@ -94,9 +97,9 @@ class Batching:
             every_s=batches.sweep_s,
             keep_s=batches.keep_s,
         )
-        rules = Rules(models=known.model, several_models=batches.several_models, lines=batches.max_lines)
+        rules = Rules(models=self._known.model, several_models=batches.several_models, lines=batches.max_lines)
         self._intake = Intake(
-            store=store, rules=rules, reader=self._reader, allowance=lambda caller: _allowance(quotas.get(caller))
+            store=store, rules=rules, reader=self._reader, allowance=lambda caller: _allowance(self._quotas.get(caller))
         )
         self._hooks = Hooks()
         self._webhooks = Webhooks(
@@ -110,11 +113,11 @@ class Batching:
         )
         self._desk = Desk(
             store=store,
-            keyring=assembly.keyring(settings),
+            keyring=corridor.keyring,
             terms=assembly.terms(settings),
             clock=time.time,
             bounds=_bounds(settings),
-            quota=lambda caller: _quota(quotas.get(caller)),
+            quota=lambda caller: _quota(self._quotas.get(caller)),
             webhook=self._webhooks.receivers.asked,
             waits=self._reasons.of,
         )
@@ -133,6 +136,13 @@ class Batching:
             with suppress(StoreError):
                 await batching._accounts.balance()
         return batching
+
+    def take(self, settings: Settings) -> None:
+        """Take in what of changed settings takes effect without a restart."""
+        self._quotas = _quotas(settings)
+        self._calls.long_prompt_tokens = settings.classify.long_prompt_tokens
+        self._desk.terms = assembly.terms(settings)
+        self._known.take(settings)
 
     def routes(self) -> list[BaseRoute]:
         """Files, uploads and batches, without version."""
@@ -172,9 +182,13 @@ class Known:
     """Which models a line may ask for: those nodes told of, down or not, and those the operator names."""
 
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.take(settings)
+
+    def take(self, settings: Settings) -> None:
+        """What the operator names from now on."""
         relay = settings.relay.models if settings.relay is not None and settings.batches.relay.enabled else ()
         self._named = frozenset(relay) | {model for entry in settings.nodes for model in entry.models}
-        self._fleet = fleet
 
     def served(self, name: str) -> bool:
         """Whether somebody serves it."""
@@ -202,6 +216,10 @@ def _outlet(settings: Settings, corridor: Corridor, runner: Runner) -> Outlet | 
         kept_in=frozenset(key.name for key in settings.keys if not key.fallback),
         calls=allowed.calls,
     )
+
+
+def _quotas(settings: Settings) -> dict[str, QuotaEntry]:
+    return {key.name: key.quota for key in settings.keys if key.quota is not None}
 
 
 def _bounds(settings: Settings) -> Bounds:

@@ -122,16 +122,19 @@ class Exchange:
 
 
 class Pool:
-    """Connections to one target. `open` counts those whose transport is not gone, `idle` those of them that wait."""
+    """Connections to one target. `open` counts those whose transport is not gone, `idle` those of them that wait.
 
-    __slots__ = ("_bounds", "_closed", "_emptied", "_idle", "_open", "_target")
+    `bounds` may be replaced at any time and hold for connections made after.
+    """
+
+    __slots__ = ("_closed", "_emptied", "_idle", "_open", "_retired", "_target", "bounds")
 
     def __init__(self, target: Target, bounds: Bounds | None = None) -> None:
         self._target = target
-        self._bounds = bounds or Bounds()
+        self.bounds = bounds or Bounds()
         self._idle: dict[Connection, None] = {}
         self._open: set[Connection] = set()
-        self._closed = False
+        self._closed = self._retired = False
         self._emptied: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -156,7 +159,14 @@ class Pool:
         `first_byte_s` bounds sending and waiting for that head, and defaults to the bounds'. Entering raises
         ConnectFailed, FirstByteTimeout, Truncated or BadAnswer.
         """
-        return Exchange(self, head, body, self._bounds.first_byte_s if first_byte_s is None else first_byte_s)
+        return Exchange(self, head, body, self.bounds.first_byte_s if first_byte_s is None else first_byte_s)
+
+    def retire(self) -> None:
+        """Close what waits now, and everything else as it is given back. What runs is not touched."""
+        self._retired = True
+        waiting, self._idle = self._idle, {}
+        for connection in waiting:
+            connection.abort()
 
     async def close(self) -> None:
         """Abort every connection, whoever uses it, and wait until the transports are gone. No exchange begins after."""
@@ -176,12 +186,12 @@ class Pool:
 
     async def connect(self) -> Connection:
         """A fresh connection within `connect_s`, TLS included. Raises ConnectFailed, Stopped."""
-        target, bound = self._target, self._bounds.connect_s
+        target, bound = self._target, self.bounds.connect_s
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(bound):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(loop, self._bounds, self),
+                    lambda: Connection(loop, self.bounds, self),
                     target.host,
                     target.port,
                     ssl=target.tls,
@@ -200,7 +210,8 @@ class Pool:
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection that may be used again; abort any other."""
-        if connection.spent and not self._closed and len(self._idle) < self._bounds.idle_connections:
+        kept = not (self._closed or self._retired) and len(self._idle) < self.bounds.idle_connections
+        if connection.spent and kept:
             connection.keep()
             self._idle[connection] = None
         else:

@@ -209,7 +209,6 @@ async def test_the_first_look_waits_for_no_silent_node() -> None:
 async def test_no_nodes_at_all() -> None:
     async with fleet_of() as fleet:
         await fleet.first_look(1.0)
-        await fleet.watch()
         assert fleet.model_cards() == []
         assert fleet.interactive_context("tiny") is None
 
