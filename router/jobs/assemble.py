@@ -5,8 +5,8 @@ Rules:
 - Of a field that comes again the last value that is not null counts; what is said in pieces (text, arguments, lists of
   logprobs and token ids) is joined; who speaks (`role`, `id`, `type`, `name`) is said once.
 - Tool calls are told apart by `index`, and by `id` where an engine numbers them all 0.
-- What is said of the whole beside a choice other than the first only fills gaps: llama.cpp counts each prompt of several
-  by itself, and unstreamed it gives the first one's counts.
+- What is said of the whole beside a choice other than the first only fills gaps: llama.cpp counts each of several
+  prompts by itself, and unstreamed it gives the first one's counts.
 - An error event makes the whole a failure, however much came before; an event that cannot be read is one as well,
   because what it said is lost. So is an end that never came.
 - `content` is null, not "", beside tool calls, reasoning or a refusal, whatever the opening event said.

@@ -1,11 +1,10 @@
 """Takes every file descriptor of this process away for a while."""
 
+import contextlib
 import os
 import resource
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-import pytest
 
 
 @contextmanager
@@ -15,7 +14,7 @@ def no_descriptors() -> Iterator[None]:
     taken = [os.open(os.devnull, os.O_RDONLY)]
     resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 16, limits[1]))
     try:
-        with pytest.raises(OSError, match="Too many open files"):
+        with contextlib.suppress(OSError):
             while True:
                 taken.append(os.dup(taken[0]))
         yield
