@@ -40,8 +40,10 @@ EITHER: Cases = {
         "logprobs": {"logprobs": True},
         "top logprobs": {"logprobs": True, "top_logprobs": 3},
         "several with logprobs": {**WARM, "logprobs": True, "top_logprobs": 2, "max_tokens": 4},
-        "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "sea", "schema": SEA}}},
-        "object": {"response_format": {"type": "json_object"}},
+        "schema": {
+            "response_format": {"type": "json_schema", "json_schema": {"name": "sea", "schema": SEA}},
+            "max_tokens": 30,
+        },
         "stop": {"stop": ["a", "e"], "max_tokens": 20},
         "one token": {"max_tokens": 1},
         "prefilled": {
@@ -77,7 +79,7 @@ EITHER: Cases = {
 }
 LLAMACPP: Cases = {
     CHAT: {
-        "ended at once": {"logit_bias": [[2, 100]], "logprobs": True},
+        "ended": {"logit_bias": [[2, 8]], "logprobs": True, "max_tokens": 12},
         "forced by name": FORCED,
         "logprobs beside tools": {**FORCED, "logprobs": True, "max_tokens": 2},
         "reasoning": {"chat_template_kwargs": {"begin": "<think>\n"}},
@@ -103,6 +105,7 @@ LLAMACPP: Cases = {
 }
 VLLM: Cases = {
     CHAT: {
+        "object": {"response_format": {"type": "json_object"}},
         "no tool": {"tools": tools("weather"), "tool_choice": "none"},
         "stop ids": {"stop_token_ids": list(range(3, 400)), "max_tokens": 20},
         "stop kept": {"stop": ["a", "e"], "max_tokens": 20, "include_stop_str_in_output": True},
