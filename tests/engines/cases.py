@@ -80,10 +80,8 @@ EITHER: Cases = {
 LLAMACPP: Cases = {
     CHAT: {
         "ended": {"logit_bias": [[2, 8]], "logprobs": True, "max_tokens": 12},
-        "forced by name": FORCED,
         "logprobs beside tools": {**FORCED, "logprobs": True, "max_tokens": 2},
         "reasoning": {"chat_template_kwargs": {"begin": "<think>\n"}},
-        "call": {**FORCED, "max_tokens": 40, "chat_template_kwargs": {"begin": "<tool_call>\n"}},
         "call cut off": {**FORCED, "max_tokens": 9, "chat_template_kwargs": {"begin": "<tool_call>\n"}},
         "reasoning and call": {
             **FORCED,
@@ -133,6 +131,17 @@ VLLM: Cases = {
 }
 
 
+SPARED = {
+    CHAT: {"plain", "several", "logprobs", "one token"},
+    COMPLETIONS: {"plain", "several", "logprobs", "echo", "stop", "ids"},
+    RESPONSES: {"instructions", "messages"},
+    EMBEDDINGS: {"plain"},
+}
+"""What a slow engine is not asked, since other cases show it as well."""
+
+
 def of(engine: Cases, path: str) -> dict[str, dict[str, Any]]:
     """Every case of an engine's endpoint, complete but for the model."""
-    return {name: {**ASKED[path], **fields} for name, fields in {**EITHER[path], **engine[path]}.items()}
+    spared = SPARED[path] if engine is LLAMACPP else set()
+    cases = {**EITHER[path], **engine[path]}
+    return {name: {**ASKED[path], **fields} for name, fields in cases.items() if name not in spared}
