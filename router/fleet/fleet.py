@@ -20,7 +20,7 @@ from router.core.call import Workload
 from router.core.node import Facts, ModelFacts, Node, State
 from router.errors import ProbeFailed
 from router.fleet.engines import DIALECTS
-from router.fleet.probe import Look, Probe, refused
+from router.fleet.probe import Look, Probe, refused, starved
 
 FACTS_EVERY = 10
 """Looks between two readings of the facts; they change only when an engine is restarted or an adapter is loaded."""
@@ -237,6 +237,8 @@ class Fleet:
         if node.name not in self.trouble:
             log.warning("node %s: %s", node.name, cause)
         self.trouble[node.name] = cause
+        if starved(error):
+            return
         gone, was = refused(error), node.state
         node.missed(self._clock(), cause, refused=gone)
         if node.state is State.DOWN and was is not State.DOWN:

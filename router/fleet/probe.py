@@ -8,7 +8,7 @@ cannot do without fails (`Read.must`), or when what came makes no sense; anythin
 
 import asyncio
 import errno
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -17,6 +17,7 @@ from router.core.node import Facts, Load, Spec
 from router.errors import ProbeFailed
 from router.fleet.engines import DIALECTS, SIGNS, Answers, Dialect, Read, recognise
 from router.upstream.client import Client
+from router.upstream.pool import STARVED
 from router.upstream.target import Target
 
 MAX_BYTES = 4 * 2**20
@@ -92,7 +93,16 @@ class Probe:
 
 def refused(error: BaseException) -> bool:
     """Whether nobody listens there, which a server that is merely slow would not cause."""
-    return any(isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED for cause in _causes(error))
+    return _failed_by(error, (errno.ECONNREFUSED,))
+
+
+def starved(error: BaseException) -> bool:
+    """Whether this machine could not even look: it says nothing of the node."""
+    return _failed_by(error, STARVED)
+
+
+def _failed_by(error: BaseException, numbers: Container[int | None]) -> bool:
+    return any(isinstance(cause, OSError) and cause.errno in numbers for cause in _causes(error))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -7,15 +7,19 @@ lock, no total timeout.
 """
 
 import asyncio
+import errno
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from router.errors import BadAnswer, ConnectFailed, NodeFailed, Stopped, Truncated
+from router.errors import BadAnswer, ConnectFailed, NodeFailed, Overloaded, Stopped, Truncated
 from router.upstream.connection import Bounds, Connection
 from router.upstream.target import Target
 
 __all__ = ["Answer", "Bounds", "Exchange", "Pool"]
+
+STARVED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+"""What this machine lacks when it cannot even try to connect: no fault of the node."""
 
 
 class Answer:
@@ -157,7 +161,7 @@ class Pool:
         """Send a complete request head (with its empty line) and body; the block begins when the answer's head is in.
 
         `first_byte_s` bounds sending and waiting for that head, and defaults to the bounds'. Entering raises
-        ConnectFailed, FirstByteTimeout, Truncated or BadAnswer.
+        ConnectFailed, FirstByteTimeout, Truncated or BadAnswer; Overloaded when this process has no descriptor left.
         """
         return Exchange(self, head, body, self.bounds.first_byte_s if first_byte_s is None else first_byte_s)
 
@@ -185,7 +189,7 @@ class Pool:
         return self._idle.popitem()[0] if self._idle else None
 
     async def connect(self) -> Connection:
-        """A fresh connection within `connect_s`, TLS included. Raises ConnectFailed, Stopped."""
+        """A fresh connection within `connect_s`, TLS included. Raises ConnectFailed, Overloaded, Stopped."""
         target, bound = self._target, self.bounds.connect_s
         loop = asyncio.get_running_loop()
         try:
@@ -199,6 +203,8 @@ class Pool:
                     ssl_handshake_timeout=bound if target.tls else None,
                 )
         except (OSError, UnicodeError) as exc:
+            if isinstance(exc, OSError) and exc.errno in STARVED:
+                raise Overloaded("The router is out of file descriptors or memory.", retry_after_s=1) from exc
             raise ConnectFailed(f"no connection to {target.host}:{target.port}: {_reason(exc, bound)}") from exc
         # Counted here and not in connection_made: uvloop closes a connect that is cancelled without connection_lost.
         if not connection.gone:
