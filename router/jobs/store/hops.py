@@ -1,0 +1,121 @@
+"""SQLite's connection for the event loop: a thread each, and one hop there and back for a statement with its rows.
+
+A hop costs little while the loop is idle and milliseconds while it is not: the thread has to wait for the interpreter.
+So what aiosqlite does in several is one here: BEGIN goes with the first statement, the rows come back with it, the
+cursor stays over there, and nobody waits for a rollback (what comes after it on this connection runs after it).
+"""
+
+import sqlite3
+from collections.abc import Iterable, Sequence
+from functools import partial
+from typing import Any
+
+import aiosqlite
+
+__all__ = ["Hops"]
+
+Row = tuple[Any, ...]
+
+
+class Hops(aiosqlite.Connection):
+    """One connection; await it to open it. `begin` is how its transactions begin."""
+
+    def __init__(self, path: str, begin: str, pragmas: Sequence[str], **options: Any) -> None:
+        super().__init__(partial(_connect, path, pragmas, options), iter_chunk_size=64)
+        self._thread.daemon = True
+        self._begin = begin
+        self._due = self._touched = False
+
+    def begin(self) -> None:
+        """A transaction begins with the next statement."""
+        self._due = True
+
+    def cursor(self) -> Any:  # the driver's own would go there and back to be made, and again to be closed
+        """Something to execute one statement with."""
+        return _Cursor(self)
+
+    async def run(self, act: str, sql: str, values: Iterable[Any]) -> "_Done":
+        """Execute (`act` says once or many times) and bring back all there is."""
+        due, self._due, self._touched = self._due, False, True
+        return await self._execute(self._run, act, sql, values, self._begin if due else None)
+
+    def _run(self, act: str, sql: str, values: Iterable[Any], begin: str | None) -> "_Done":
+        if begin is not None:
+            self._conn.execute(begin)
+        cursor = self._conn.cursor()
+        try:
+            getattr(cursor, act)(sql, values)
+            rows = cursor.fetchall() if cursor.description else []
+            return _Done(rows, cursor)
+        finally:
+            cursor.close()
+
+    async def commit(self) -> None:
+        """Commit, if anything was said since it began."""
+        self._due = False
+        if self._touched:
+            await super().commit()
+            self._touched = False
+
+    async def rollback(self) -> None:
+        """Undo. Whatever comes next here comes after it."""
+        self._due = False
+        if self._touched:
+            self._touched = False
+            self._tx.put_nowait((None, self._undo))
+
+    def _undo(self) -> None:
+        if self._connection is not None and self._connection.in_transaction:
+            self._connection.rollback()
+
+
+def _connect(path: str, pragmas: Sequence[str], options: dict[str, Any]) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, **options)
+    for pragma in pragmas:
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+class _Done:
+    """What a statement left behind."""
+
+    __slots__ = ("description", "lastrowid", "rowcount", "rows")
+
+    def __init__(self, rows: list[Row], cursor: sqlite3.Cursor) -> None:
+        self.rows = rows
+        self.description = cursor.description
+        self.rowcount = cursor.rowcount
+        self.lastrowid = cursor.lastrowid
+
+
+class _Cursor:
+    """What SQLAlchemy's adapter expects of a cursor; only `execute` and `executemany` go anywhere."""
+
+    __slots__ = ("_hops", "_rows", "arraysize", "description", "lastrowid", "rowcount")
+
+    def __init__(self, hops: Hops) -> None:
+        self._hops = hops
+        self._rows: list[Row] = []
+        self.arraysize = 1
+        self.description: Any = None
+        self.lastrowid: int | None = None
+        self.rowcount = -1
+
+    async def __aenter__(self) -> "_Cursor":
+        return self
+
+    async def execute(self, sql: str, values: Iterable[Any] = ()) -> None:
+        self._keep(await self._hops.run("execute", sql, values))
+
+    async def executemany(self, sql: str, values: Iterable[Iterable[Any]]) -> None:
+        self._keep(await self._hops.run("executemany", sql, values))
+
+    def _keep(self, done: _Done) -> None:
+        self._rows, self.description = done.rows, done.description
+        self.rowcount, self.lastrowid = done.rowcount, done.lastrowid
+
+    async def fetchall(self) -> list[Row]:
+        return self._rows
+
+    async def close(self) -> None:
+        return None
