@@ -1,8 +1,8 @@
 """A large batch through one router, from the upload to its output file: `python loadtests/batches.py`.
 
-Two fast nodes in a process, a router as operators run it, and this process: it uploads `--lines` lines, makes a batch of
-them, looks at it every 20 ms and chats every 50 ms until it is final, then counts its output. It ends with exit status 0
-if each line was answered once, the create answered within 2 s, 99 of 100 polls within 50 ms in every phase, and every
+Two fast nodes in a process, a router as operators run it, and this process: it uploads `--lines` lines, makes a batch
+of them, looks at it every 20 ms and chats every 50 ms until it is final, then counts its output. It ends with exit
+status 0 if each line was answered once, the create answered within 2 s, 99 of 100 polls within 50 ms in every phase, and every
 chat was whole. `--postgres` runs it on a PostgreSQL of its own, `--upload 200` sends a file of 200 MB instead.
 """
 
@@ -98,7 +98,7 @@ class Watch:
     phase: str = "before"
     chats: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     polls: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    began: dict[str, float] = field(default_factory=dict)
+    began: dict[str, tuple[float, float]] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     peak: int = 0
 
@@ -120,11 +120,22 @@ class Watch:
     def enter(self, phase: str) -> None:
         """What is measured from now on belongs to this phase."""
         self.phase = phase
-        self.began.setdefault(phase, time.monotonic())
+        self.began.setdefault(phase, (time.monotonic(), self.cpu()))
 
     def rss(self) -> int:
         """The router's resident memory in bytes."""
         return int(self.process.memory_info().rss)
+
+    def cpu(self) -> float:
+        """Seconds of CPU the router has used."""
+        times = self.process.cpu_times()
+        return times.user + times.system
+
+    def between(self, one: str, other: str, lines: int) -> str:
+        """What it took from the beginning of one phase to that of another."""
+        (began, used), (ended, spent) = self.began[one], self.began[other]
+        rate, cost = lines / max(0.001, ended - began), (spent - used) / lines
+        return f"{ended - began:6.1f} s  {rate:8.0f} lines/s  {cost * 1e6:6.0f} us of the router's CPU a line"
 
     def _chat(self) -> None:
         door = Door(self.port)
@@ -165,14 +176,15 @@ def drain(options: argparse.Namespace, watch: Watch) -> list[str]:
     batch_id = json.loads(door.ask("POST", "/v1/batches", json.dumps(told).encode(), JSON))["id"]
     created_s = time.perf_counter() - asked
     batch = watch.poll(door, batch_id)
-    began = watch.began
-    steps = {
-        "validated": began["in_progress"] - began["validating"],
-        "drained": began["finalizing"] - began["in_progress"] if "finalizing" in began else 0.0,
-        "end to end": began[batch["status"]] - began["validating"],
+    last = batch["status"]
+    spans = {
+        "validated": ("validating", "in_progress"),
+        "drained": ("in_progress", "finalizing"),
+        "filed": ("finalizing", last),
     }
-    for step, took in steps.items():
-        print(f"{step:>10}: {took:6.1f} s, {options.lines / max(took, 0.001):8.0f} lines/s")
+    for step, (one, other) in (spans | {"end to end": ("validating", last)}).items():
+        if one in watch.began and other in watch.began:
+            print(f"{step:>10}: {watch.between(one, other, options.lines)}")
     print(f"   created: {created_s * 1000:.0f} ms")
     for name, timed in (("poll", watch.polls), ("chat", watch.chats)):
         for phase in timed:
@@ -209,7 +221,7 @@ def send(options: argparse.Namespace, watch: Watch) -> list[str]:
     before, watch.peak = watch.rss(), 0
     watch.enter("upload")
     file_id = door.upload(input_lines(options.lines, padding))
-    took = time.monotonic() - watch.began["upload"]
+    took = time.monotonic() - watch.began["upload"][0]
     watch.enter("after")
     size = json.loads(door.ask("GET", f"/v1/files/{file_id}"))["bytes"]
     grown = (watch.peak - before) / MB
@@ -280,8 +292,7 @@ def main() -> int:
         with Watch(port, process) as watch:
             wrong = send(options, watch) if options.upload else drain(options, watch)
         wrong += watch.wrong[:1]
-        spent = process.cpu_times()
-        print(f"    router: {spent.user + spent.system:.1f} s of CPU; event loop late by at most: {lag(port)}")
+        print(f"    router: {watch.cpu():.1f} s of CPU; event loop late by at most: {lag(port)}")
         errors = [line for line in (Path(folder) / "router.log").read_text().splitlines() if '"level":"error"' in line]
         wrong += [f"the router's log: {errors[0][:300]}"] if errors else []
     print("\n".join(wrong) or "all well")

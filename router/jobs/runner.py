@@ -39,7 +39,7 @@ __all__ = ["Runner", "Terms"]
 
 WAITING = 1
 """With more calls of a model waiting for room, no further line of it begins."""
-PREPARING = 8
+PREPARING = 32
 """Lines of one model that are read and counted at once, on their way to the corridor."""
 DEPTH = (4, 256)
 """Fewest and most lines of one model held ready."""

@@ -3,15 +3,15 @@
 from collections.abc import Mapping
 
 import msgspec
-from sqlalchemy import RowMapping, func, select, update
+from sqlalchemy import Double, RowMapping, Text, bindparam, func, select, update
 
 from router.core.job import BatchEvent, BatchState, JobState, sources, urgency
 from router.errors import Conflict, NotFound
-from router.jobs.schema import batches, files, jobs
-from router.jobs.store.database import Transaction
+from router.jobs.schema import batches, files, jobs, routers
+from router.jobs.store.database import Query, Transaction
 from router.jobs.store.files import visible
 from router.jobs.store.rows import BatchRow, NewBatch, Pace, Prefix, batch_row, new_id
-from router.jobs.store.shelf import Shelf, is_state, known, locked
+from router.jobs.store.shelf import OF_BATCH, Shelf, is_state, known, locked
 from router.jobs.store.wakes import Topic
 
 ACTIVE = is_state(
@@ -20,6 +20,27 @@ ACTIVE = is_state(
 """Batches that are not final."""
 LEFT = batches.c.total - batches.c.completed - batches.c.failed - batches.c.stopped
 """Lines of a batch that have no end yet."""
+
+ONE = select(batches).where(batches.c.caller == bindparam("of_caller"), batches.c.id == bindparam("of_id"))
+
+
+def _pace() -> Query:
+    """Lines of a batch that run, lines of others that go first, and the pace of the other live routers."""
+    left = select(func.coalesce(func.sum(LEFT), 0)).where(
+        is_state(batches.c.state, BatchState.IN_PROGRESS),
+        batches.c.urgency < bindparam("urgency", type_=Double),
+        batches.c.number != OF_BATCH,
+    )
+    mine = jobs.c.batch == OF_BATCH, is_state(jobs.c.state, JobState.RUNNING)
+    others = routers.c.id != bindparam("me", type_=Text), routers.c.beat_at >= bindparam("since", type_=Double)
+    return select(
+        select(func.count()).select_from(jobs).where(*mine).scalar_subquery().label("running"),
+        left.scalar_subquery().label("ahead"),
+        select(func.coalesce(func.sum(routers.c.pace), 0)).where(*others).scalar_subquery().label("others"),
+    )
+
+
+PACE = _pace()
 
 
 class Batches(Shelf):
@@ -89,7 +110,7 @@ class Batches(Shelf):
         if not known(batch_id):
             return None
         async with self._db.read() as tx:
-            row = await tx.first(select(batches).where(batches.c.caller == caller, batches.c.id == batch_id))
+            row = await tx.first(ONE, {"of_caller": caller, "of_id": batch_id})
             return batch_row(row) if row else None
 
     async def batches(self, caller: str, *, limit: int = 20, after: str | None = None) -> tuple[list[BatchRow], bool]:
@@ -137,18 +158,13 @@ class Batches(Shelf):
 
     async def pace(self, batch: BatchRow) -> Pace:
         """How a batch gets on, for an estimate of its end."""
-        left = func.coalesce(func.sum(LEFT), 0)
-        first = (is_state(batches.c.state, BatchState.IN_PROGRESS), batches.c.urgency < batch.urgency)
-        mine = (jobs.c.batch == batch.number, is_state(jobs.c.state, JobState.RUNNING))
         async with self._db.read() as tx:
-            return Pace(
-                running=await tx.scalar(select(func.count()).select_from(jobs).where(*mine)),
-                ahead=int(await tx.scalar(select(left).where(*first, batches.c.number != batch.number))),
-                done_last=await self._pace(tx),
-            )
-
-    async def _pace(self, tx: Transaction) -> int:
-        raise NotImplementedError
+            asked = {"of_batch": batch.number, "urgency": batch.urgency, "me": self.router}
+            row = await tx.first(PACE, asked | {"since": await tx.now() - self._stale_s})
+            now = await tx.now()
+        assert row is not None
+        done_last = self._own_pace(now) + int(row["others"])
+        return Pace(running=row["running"], ahead=int(row["ahead"]), done_last=done_last)
 
 
 async def stop_running(tx: Transaction, batch: int, state: JobState) -> int:

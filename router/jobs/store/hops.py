@@ -5,9 +5,11 @@ So what aiosqlite does in several is one here: BEGIN goes with the first stateme
 cursor stays over there, and nobody waits for a rollback (what comes after it on this connection runs after it).
 """
 
+import re
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import aiosqlite
@@ -15,13 +17,18 @@ import aiosqlite
 __all__ = ["Hops"]
 
 Row = tuple[Any, ...]
+Values = Sequence[Any]
+Act = Callable[[sqlite3.Cursor, str, Any], object]
+ROWS = 64
+"""Most rows written by one statement. The interpreter is handed over for every statement, not for every row."""
+_INSERT = re.compile(r"(INSERT INTO .* VALUES )(\([?, ]+\))(.*)", re.DOTALL)
 
 
 class Hops(aiosqlite.Connection):
     """One connection; await it to open it. `begin` is how its transactions begin."""
 
-    def __init__(self, path: str, begin: str, pragmas: Sequence[str], **options: Any) -> None:
-        super().__init__(partial(_connect, path, pragmas, options), iter_chunk_size=64)
+    def __init__(self, path: str, begin: str, pragmas: Sequence[str], *, timeout_s: float) -> None:
+        super().__init__(partial(_connect, path, pragmas, timeout_s), iter_chunk_size=64)
         self._thread.daemon = True
         self._begin = begin
         self._due = self._touched = False
@@ -30,21 +37,22 @@ class Hops(aiosqlite.Connection):
         """A transaction begins with the next statement."""
         self._due = True
 
-    def cursor(self) -> Any:  # the driver's own would go there and back to be made, and again to be closed
+    def cursor(self) -> "_Cursor":  # type: ignore[override]  # aiosqlite's own goes there and back to be made
         """Something to execute one statement with."""
         return _Cursor(self)
 
-    async def run(self, act: str, sql: str, values: Iterable[Any]) -> "_Done":
-        """Execute (`act` says once or many times) and bring back all there is."""
+    async def run(self, act: Act, sql: str, values: Values) -> "_Done":
+        """Execute and bring back all there is."""
         due, self._due, self._touched = self._due, False, True
-        return await self._execute(self._run, act, sql, values, self._begin if due else None)
+        done: _Done = await self._execute(self._run, act, sql, values, self._begin if due else None)  # type: ignore[no-untyped-call]
+        return done
 
-    def _run(self, act: str, sql: str, values: Iterable[Any], begin: str | None) -> "_Done":
+    def _run(self, act: Act, sql: str, values: Values, begin: str | None) -> "_Done":
         if begin is not None:
             self._conn.execute(begin)
         cursor = self._conn.cursor()
         try:
-            getattr(cursor, act)(sql, values)
+            act(cursor, sql, values)
             rows = cursor.fetchall() if cursor.description else []
             return _Done(rows, cursor)
         finally:
@@ -69,11 +77,24 @@ class Hops(aiosqlite.Connection):
             self._connection.rollback()
 
 
-def _connect(path: str, pragmas: Sequence[str], options: dict[str, Any]) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, **options)
+def _connect(path: str, pragmas: Sequence[str], timeout_s: float) -> sqlite3.Connection:
+    connection: sqlite3.Connection = sqlite3.connect(
+        path, timeout=timeout_s, isolation_level=None, check_same_thread=False
+    )
     for pragma in pragmas:
         connection.execute(f"PRAGMA {pragma}")
     return connection
+
+
+def _insert(insert: re.Match[str], cursor: sqlite3.Cursor, _: str, rows: Sequence[Sequence[Any]]) -> None:
+    """Many rows in few statements, of a few sizes so that SQLite knows them again."""
+    into, values, rest = insert.groups()
+    at, size = 0, ROWS
+    while at < len(rows):
+        while size > len(rows) - at:
+            size //= 2
+        cursor.execute(into + ", ".join([values] * size) + rest, [*chain.from_iterable(rows[at : at + size])])
+        at += size
 
 
 class _Done:
@@ -104,11 +125,15 @@ class _Cursor:
     async def __aenter__(self) -> "_Cursor":
         return self
 
-    async def execute(self, sql: str, values: Iterable[Any] = ()) -> None:
-        self._keep(await self._hops.run("execute", sql, values))
+    async def execute(self, sql: str, values: Values = ()) -> None:
+        self._keep(await self._hops.run(sqlite3.Cursor.execute, sql, values))
 
-    async def executemany(self, sql: str, values: Iterable[Iterable[Any]]) -> None:
-        self._keep(await self._hops.run("executemany", sql, values))
+    async def executemany(self, sql: str, values: Sequence[Values]) -> None:
+        insert = _INSERT.fullmatch(sql)
+        if insert is None:
+            self._keep(await self._hops.run(sqlite3.Cursor.executemany, sql, values))
+        else:
+            self._keep(await self._hops.run(partial(_insert, insert), sql, values))
 
     def _keep(self, done: _Done) -> None:
         self._rows, self.description = done.rows, done.description

@@ -97,7 +97,7 @@ class Sqlite(Database):
 
     async def _connection(self, *_: object, writes: bool, **__: object) -> Hops:
         pragmas = PRAGMAS if writes else (*PRAGMAS, "query_only = ON")
-        hops = Hops(str(self.path), "BEGIN IMMEDIATE" if writes else "BEGIN", pragmas, timeout=BUSY_S)
+        hops = Hops(str(self.path), "BEGIN IMMEDIATE" if writes else "BEGIN", pragmas, timeout_s=BUSY_S)
         await hops
         self._made = [*filter(_is_open, self._made), hops]
         return hops
