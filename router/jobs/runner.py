@@ -27,11 +27,12 @@ from router.core.job import retry_delay_s
 from router.dispatch.dispatcher import Dispatcher
 from router.errors import Answer, BadRequest, NodeFailed, StoreError, StoreFull, StoreLost
 from router.fleet.fleet import Fleet
+from router.jobs.ahead import Ahead
 from router.jobs.answers import read
 from router.jobs.assemble import Assembly
 from router.jobs.calls import Calls
 from router.jobs.store import JobRow, NewResult, Store, Topic
-from router.jobs.turns import Held, Pace, Turns
+from router.jobs.turns import Held, Pace, Recent, Soon, Turns
 from router.jobs.upkeep import always
 from router.jobs.verdicts import Back, End, Plain, Verdict, answered, broken
 
@@ -39,8 +40,10 @@ __all__ = ["Runner", "Terms"]
 
 WAITING = 1
 """With more calls of a model waiting for room, no further line of it begins."""
-PREPARING = 32
+PREPARING = 8
 """Lines of one model that are read and counted at once, on their way to the corridor."""
+AT_ONCE = 2
+"""Lines of one model that begin in one turn of the loop, so that chats and polls have theirs in between."""
 DEPTH = (4, 256)
 """Fewest and most lines of one model held ready."""
 TICK_S = 0.05
@@ -97,9 +100,11 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.held: dict[tuple[str, int], Held] = {}
-        self.setbacks: dict[str, str] = {}
+        self.setbacks = Recent(SETBACKS)
+        self.feed_soon = Soon(self.feed)
         self._group: asyncio.TaskGroup | None = None
         self._turns: dict[str, Turns] = {}
+        self._ahead = Ahead(self.store)
         self._bytes = 0
         self._served: tuple[float, list[str]] = (-1.0, [])
         self._pace = Pace()
@@ -150,6 +155,7 @@ class Runner:
             self._full = False
             if jobs:
                 self._hold(jobs, began + self.terms.lease_s)
+                await self._ahead.read(job for job in jobs if self._waits(job))
             else:
                 await self.store.wakes.wait(Topic.JOBS, seen, timeout_s=1.0)
 
@@ -167,6 +173,11 @@ class Runner:
             served = dict.fromkeys(model for node in self.fleet.nodes for model in node.models())
             self._served = (now + 0.25, list(served))
         return self._served[1]
+
+    def _waits(self, job: JobRow) -> bool:
+        """Whether a line of ours has not begun."""
+        held = self.held.get(job.key)
+        return held is not None and held.task is None
 
     def _hold(self, jobs: Iterable[JobRow], safe_until: float) -> None:
         for job in jobs:
@@ -191,8 +202,12 @@ class Runner:
         waiting = self._waiting()
         for model, turns in self._turns.items():
             calls = waiting[model]
-            while calls <= WAITING and calls + turns.preparing < PREPARING and (held := self._next(turns)):
-                self._start(self._group, held, turns)
+            room = PREPARING - calls - turns.preparing if calls <= WAITING else 0
+            for _ in range(min(room, AT_ONCE)):
+                if (held := self._next(turns)) is not None:
+                    self._start(self._group, held, turns)
+            if room > AT_ONCE and len(turns):
+                self.feed_soon()
         if self._hungry():
             self._low.set()
 
@@ -225,7 +240,7 @@ class Runner:
             turns.done(held)
             self._bytes -= held.job.length
             self._forget(held)
-            self.feed()
+            self.feed_soon()
 
     async def _try(self, held: Held, turns: Turns) -> Verdict:
         try:
@@ -235,7 +250,7 @@ class Runner:
         finally:
             turns.preparing -= 1
             # Not before this task is in the corridor, where it can be counted.
-            asyncio.get_running_loop().call_soon(self.feed)
+            self.feed_soon()
         verdict = await self._ask(held, call)
         if isinstance(verdict, Plain):
             verdict = await self._ask(held, await self._call(held, streamed=False))
@@ -243,7 +258,9 @@ class Runner:
 
     async def _call(self, held: Held, *, streamed: bool) -> Call:
         job = held.job
-        line = await self._insist(lambda: self.store.line(job))
+        line = self._ahead.take(job)
+        if line is None:
+            line = await self._insist(lambda: self.store.line(job))
         call = await self.calls.of(job, line, streamed=streamed, fallback=self.relays(job))
         while self.trouble is not None or self.clock() >= held.safe_until:
             await self._renewed.wait()
@@ -270,15 +287,9 @@ class Runner:
             if verdict.charged and verdict.last is not None and job.attempts + 1 >= self.terms.retries:
                 await self._end(held, verdict.last)
             else:
-                self._note_setback(job.batch_id, verdict.reason)
+                self.setbacks.note(job.batch_id, verdict.reason)
                 self.ended["charged" if verdict.charged else "returned"] += 1
                 await self._insist(lambda: self._put_back(held, verdict))
-
-    def _note_setback(self, batch_id: str, reason: str) -> None:
-        self.setbacks.pop(batch_id, None)
-        self.setbacks[batch_id] = reason
-        if len(self.setbacks) > SETBACKS:
-            del self.setbacks[next(iter(self.setbacks))]
 
     async def _end(self, held: Held, result: NewResult) -> None:
         """Write a line's end down, however long that takes."""
@@ -376,6 +387,7 @@ class Runner:
     def _forget(self, held: Held) -> None:
         if self.held.get(held.job.key) is held:
             del self.held[held.job.key]
+            self._ahead.take(held.job)
 
     async def _stop(self) -> None:
         """End what runs and give every line back, so that nobody waits for our leases to end."""

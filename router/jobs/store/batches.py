@@ -11,7 +11,7 @@ from router.jobs.schema import batches, files, jobs, routers
 from router.jobs.store.database import Query, Transaction
 from router.jobs.store.files import visible
 from router.jobs.store.rows import BatchRow, NewBatch, Pace, Prefix, batch_row, new_id
-from router.jobs.store.shelf import OF_BATCH, Shelf, is_state, known, locked
+from router.jobs.store.shelf import Shelf, is_state, known, locked
 from router.jobs.store.wakes import Topic
 
 ACTIVE = is_state(
@@ -24,23 +24,25 @@ LEFT = batches.c.total - batches.c.completed - batches.c.failed - batches.c.stop
 ONE = select(batches).where(batches.c.caller == bindparam("of_caller"), batches.c.id == bindparam("of_id"))
 
 
-def _pace() -> Query:
-    """Lines of a batch that run, lines of others that go first, and the pace of the other live routers."""
-    left = select(func.coalesce(func.sum(LEFT), 0)).where(
-        is_state(batches.c.state, BatchState.IN_PROGRESS),
-        batches.c.urgency < bindparam("urgency", type_=Double),
-        batches.c.number != OF_BATCH,
+def _watched() -> Query:
+    """A batch, its running lines, lines of others that go first, and the pace of the other live routers."""
+    first = batches.alias()
+    left = first.c.total - first.c.completed - first.c.failed - first.c.stopped
+    ahead = select(func.coalesce(func.sum(left), 0)).where(
+        is_state(first.c.state, BatchState.IN_PROGRESS),
+        first.c.urgency < batches.c.urgency,
+        first.c.number != batches.c.number,
     )
-    mine = jobs.c.batch == OF_BATCH, is_state(jobs.c.state, JobState.RUNNING)
+    running = select(func.count()).where(jobs.c.batch == batches.c.number, is_state(jobs.c.state, JobState.RUNNING))
     others = routers.c.id != bindparam("me", type_=Text), routers.c.beat_at >= bindparam("since", type_=Double)
-    return select(
-        select(func.count()).select_from(jobs).where(*mine).scalar_subquery().label("running"),
-        left.scalar_subquery().label("ahead"),
-        select(func.coalesce(func.sum(routers.c.pace), 0)).where(*others).scalar_subquery().label("others"),
+    return ONE.add_columns(
+        running.correlate(batches).scalar_subquery().label("running"),
+        ahead.correlate(batches).scalar_subquery().label("ahead"),
+        select(func.coalesce(func.sum(routers.c.pace), 0)).where(*others).scalar_subquery().label("pace_of_others"),
     )
 
 
-PACE = _pace()
+WATCHED = _watched()
 
 
 class Batches(Shelf):
@@ -156,15 +158,18 @@ class Batches(Shelf):
             for batch_id, why in waiting.items():
                 await tx.run(update(batches).where(batches.c.id == batch_id, ACTIVE).values(waiting=why))
 
-    async def pace(self, batch: BatchRow) -> Pace:
-        """How a batch gets on, for an estimate of its end."""
+    async def watched(self, caller: str, batch_id: str) -> tuple[BatchRow, Pace] | None:
+        """One batch of this caller and how it gets on, for an estimate of its end. What a poll costs: one statement."""
+        if not known(batch_id):
+            return None
         async with self._db.read() as tx:
-            asked = {"of_batch": batch.number, "urgency": batch.urgency, "me": self.router}
-            row = await tx.first(PACE, asked | {"since": await tx.now() - self._stale_s})
             now = await tx.now()
-        assert row is not None
-        done_last = self._own_pace(now) + int(row["others"])
-        return Pace(running=row["running"], ahead=int(row["ahead"]), done_last=done_last)
+            asked = {"of_caller": caller, "of_id": batch_id, "me": self.router, "since": now - self._stale_s}
+            row = await tx.first(WATCHED, asked)
+        if row is None:
+            return None
+        done_last = self._own_pace(now) + int(row["pace_of_others"])
+        return batch_row(row), Pace(running=row["running"], ahead=int(row["ahead"]), done_last=done_last)
 
 
 async def stop_running(tx: Transaction, batch: int, state: JobState) -> int:
