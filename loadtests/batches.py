@@ -3,7 +3,7 @@
 Two fast nodes in a process, a router as operators run it, and this process: it uploads `--lines` lines, makes a batch
 of them, looks at it every 20 ms and chats every 50 ms until it is final, then counts its output. It ends with exit
 status 0 if each line was answered once, the create answered within 2 s, 99 of 100 polls within 50 ms in every phase,
-and every chat was whole. `--postgres` runs it on a PostgreSQL of its own, `--upload 200` sends a file of 200 MB instead.
+and every chat was whole. `--postgres` runs it on a PostgreSQL of its own, `--upload 200` only sends a file of 200 MB.
 """
 
 import argparse

@@ -50,7 +50,7 @@ class Batches(Shelf):
 
     async def create_batch(self, new: NewBatch) -> BatchRow:
         """Write a batch down, to be validated. That its input file is unknown is for the validation to say."""
-        async with self._db.write() as tx:
+        async with self._db.write(grows=True) as tx:
             twin = await self._twin(tx, new)
             if twin is not None:
                 return batch_row(twin)

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Double, RowMapping, Text, bindparam, func, literal, or_, select, update
 
-from router.core.job import BatchState, JobState, Ready, share
+from router.core.job import RETRY_S, BatchState, JobState, Ready, share
 from router.jobs.schema import batches, jobs
 from router.jobs.store.database import Condition, Query, Row, Transaction
 from router.jobs.store.rows import JobRow
@@ -31,7 +31,9 @@ _ME = bindparam("me", type_=Text)
 _UNTIL = bindparam("until", type_=Double)
 _AT_MOST = bindparam("at_most", type_=BigInteger)
 _MODELS = bindparam("models", type_=Text, expanding=True)
-_WAITING = QUEUED & (jobs.c.not_before <= _NOW) & jobs.c.model.in_(_MODELS)
+_DUE = or_(jobs.c.not_before <= _NOW, jobs.c.not_before > _NOW + RETRY_S[1])
+"""A wait longer than any there is was begun before the clock was set back."""
+_WAITING = QUEUED & _DUE & jobs.c.model.in_(_MODELS)
 
 
 def _ready() -> Query:
