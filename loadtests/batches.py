@@ -216,7 +216,8 @@ def send(options: argparse.Namespace, watch: Watch) -> list[str]:
     """Send a large file; what is wrong."""
     door = Door(watch.port)
     time.sleep(2)
-    padding = options.upload * MB // (5 * options.lines)
+    bare = sum(map(len, input_lines(options.lines, 0)))
+    padding = (options.upload * MB - bare) // (len(" word") * options.lines)
     door.upload(input_lines(1000, padding))  # whatever the first upload alone costs is paid
     before, watch.peak = watch.rss(), 0
     watch.enter("upload")
