@@ -104,7 +104,7 @@ class Runner:
         self.feed_soon = Soon(self.feed)
         self._group: asyncio.TaskGroup | None = None
         self._turns: dict[str, Turns] = {}
-        self._ahead = Ahead(self.store)
+        self._ahead = Ahead(self.store, self._waits)
         self._bytes = 0
         self._served: tuple[float, list[str]] = (-1.0, [])
         self._pace = Pace()
@@ -155,7 +155,7 @@ class Runner:
             self._full = False
             if jobs:
                 self._hold(jobs, began + self.terms.lease_s)
-                await self._ahead.read(job for job in jobs if self._waits(job))
+                await self._ahead.read(jobs)
             else:
                 await self.store.wakes.wait(Topic.JOBS, seen, timeout_s=1.0)
 
@@ -203,10 +203,11 @@ class Runner:
         for model, turns in self._turns.items():
             calls = waiting[model]
             room = PREPARING - calls - turns.preparing if calls <= WAITING else 0
-            for _ in range(min(room, AT_ONCE)):
-                if (held := self._next(turns)) is not None:
-                    self._start(self._group, held, turns)
-            if room > AT_ONCE and len(turns):
+            begun = 0
+            while begun < min(room, AT_ONCE) and self._bytes < self.terms.bytes and (held := turns.take()):
+                self._start(self._group, held, turns)
+                begun += 1
+            if AT_ONCE == begun < room:
                 self.feed_soon()
         if self._hungry():
             self._low.set()
@@ -217,9 +218,6 @@ class Runner:
         if admission.waiting(Workload.BATCH) <= WAITING:
             return Counter()
         return Counter(waiter.call.model for waiter in admission.waiters() if waiter.call.workload is Workload.BATCH)
-
-    def _next(self, turns: Turns) -> Held | None:
-        return turns.take() if self._bytes < self.terms.bytes else None
 
     def _start(self, group: asyncio.TaskGroup, held: Held, turns: Turns) -> None:
         turns.preparing += 1
@@ -258,9 +256,7 @@ class Runner:
 
     async def _call(self, held: Held, *, streamed: bool) -> Call:
         job = held.job
-        line = self._ahead.take(job)
-        if line is None:
-            line = await self._insist(lambda: self.store.line(job))
+        line = self._ahead.take(job) or await self._insist(lambda: self.store.line(job))
         call = await self.calls.of(job, line, streamed=streamed, fallback=self.relays(job))
         while self.trouble is not None or self.clock() >= held.safe_until:
             await self._renewed.wait()
