@@ -180,6 +180,7 @@ async def test_many_lines_are_drained_quickly_and_few_are_held(rig, tmp_path):
             await asyncio.sleep(0.02)
         took = monotonic() - began
         results = await jobs.drained(batch)
+        assert not jobs.runner._ahead.bytes
     assert results.batch.completed == 1000
     assert most < 400
     assert took < 40

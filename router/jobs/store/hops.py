@@ -52,9 +52,9 @@ class Hops(aiosqlite.Connection):
             self._conn.execute(begin)
         cursor = self._conn.cursor()
         try:
-            act(cursor, sql, values)
+            changed = act(cursor, sql, values)
             rows = cursor.fetchall() if cursor.description else []
-            return _Done(rows, cursor)
+            return _Done(rows, cursor, changed if isinstance(changed, int) else cursor.rowcount)
         finally:
             cursor.close()
 
@@ -86,15 +86,17 @@ def _connect(path: str, pragmas: Sequence[str], timeout_s: float) -> sqlite3.Con
     return connection
 
 
-def _insert(insert: re.Match[str], cursor: sqlite3.Cursor, _: str, rows: Sequence[Sequence[Any]]) -> None:
-    """Many rows in few statements, of a few sizes so that SQLite knows them again."""
+def _insert(insert: re.Match[str], cursor: sqlite3.Cursor, _: str, rows: Sequence[Values]) -> int:
+    """Many rows in few statements, of a few sizes so that SQLite knows them again; how many were written."""
     into, values, rest = insert.groups()
-    at, size = 0, ROWS
+    at, size, written = 0, ROWS, 0
     while at < len(rows):
         while size > len(rows) - at:
             size //= 2
         cursor.execute(into + ", ".join([values] * size) + rest, [*chain.from_iterable(rows[at : at + size])])
+        written += cursor.rowcount
         at += size
+    return written
 
 
 class _Done:
@@ -102,10 +104,10 @@ class _Done:
 
     __slots__ = ("description", "lastrowid", "rowcount", "rows")
 
-    def __init__(self, rows: list[Row], cursor: sqlite3.Cursor) -> None:
+    def __init__(self, rows: list[Row], cursor: sqlite3.Cursor, changed: int) -> None:
         self.rows = rows
         self.description = cursor.description
-        self.rowcount = cursor.rowcount
+        self.rowcount = changed
         self.lastrowid = cursor.lastrowid
 
 
