@@ -8,6 +8,7 @@ and every chat was whole. `--postgres` runs it on a PostgreSQL of its own, `--up
 
 import argparse
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -293,6 +294,7 @@ def main() -> int:
     parser.add_argument("--postgres", action="store_true", help="on PostgreSQL from the wheel")
     parser.add_argument("--upload", type=int, metavar="MB", help="only send a file of this size")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended early"))
     with tempfile.TemporaryDirectory() as folder, running(options, Path(folder)) as (port, process):
         print(f"{options.lines} lines on {'PostgreSQL' if options.postgres else 'SQLite'}, router at {port}\n")
         with Watch(port, process) as watch:
