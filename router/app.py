@@ -218,7 +218,7 @@ class App:
     def _noticed(self, workload: Workload, calls: int, size: int) -> None:
         self.metrics.waiting(workload, calls, size)
         if workload is Workload.BATCH and self.batching is not None:
-            asyncio.get_running_loop().call_soon(self.batching.runner.feed)
+            self.batching.runner.feed_soon()
 
     def _taken_back(self, node: Node, permit: Permit, wasted: float) -> None:
         mode = self.admission.policy.mode
