@@ -33,7 +33,7 @@ from router.jobs.answers import read
 from router.jobs.assemble import Assembly
 from router.jobs.calls import Calls
 from router.jobs.store import JobRow, NewResult, Store, Topic
-from router.jobs.terms import Terms
+from router.jobs.terms import Terms, never
 from router.jobs.turns import Held, Pace, Recent, Soon, Turns
 from router.jobs.upkeep import always
 from router.jobs.verdicts import Back, End, Plain, Verdict, answered, broken
@@ -67,11 +67,6 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
-def _never(job: JobRow, call: Call) -> bool:
-    """No line goes to the relay."""
-    return False
-
-
 @dataclass(kw_only=True, eq=False)
 class Runner:
     """`run` it until cancelled.
@@ -87,7 +82,7 @@ class Runner:
     fleet: Fleet
     calls: Calls
     terms: Terms = field(default_factory=Terms)
-    relays: Callable[[JobRow, Call], bool] = _never
+    relays: Callable[[JobRow, Call], bool] = never
     also: Callable[[], Iterable[str]] = tuple
     delay: Callable[[int, float], float] = retry_delay_s
     clock: Callable[[], float] = time.monotonic

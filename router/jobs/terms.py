@@ -2,7 +2,10 @@
 
 import msgspec
 
-__all__ = ["Terms"]
+from router.core.call import Call
+from router.jobs.store import JobRow
+
+__all__ = ["Terms", "never"]
 
 
 class Terms(msgspec.Struct, frozen=True, kw_only=True):
@@ -12,3 +15,8 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     retries: int = 5
     lines: int = 1024
     bytes: int = 256 * 2**20
+
+
+def never(job: JobRow, call: Call) -> bool:
+    """No line goes to the relay."""
+    return False
