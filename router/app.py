@@ -28,6 +28,7 @@ from router.core.estimate import Estimates
 from router.core.node import Node, State
 from router.dispatch.admission import Admission
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.gauges import Gauges
 from router.dispatch.ledger import Ledger
 from router.dispatch.leg import Way
 from router.dispatch.spending import Spending
@@ -90,6 +91,7 @@ class App:
         ways: dict[Node, Way] = {}
         targets: dict[str, Target] = {}
         ledger = Ledger(self.clock, self.metrics, self.estimates, self.spending)
+        self.metrics.also(Gauges(self.nodes, self.admission, ledger, self.clock).families)
         patience = assembly.patience(settings)
         self.dispatcher = Dispatcher(self.admission, ways, assembly.relay(settings), patience, ledger)
         self._old_relays: list[Pool] = []

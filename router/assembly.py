@@ -13,6 +13,7 @@ from pydantic import SecretStr
 
 from router.api.auth import Caller
 from router.api.terms import Terms
+from router.core.budget import kept_back
 from router.core.call import Workload
 from router.core.node import Node, Spec, State
 from router.core.spend import Price, Spend
@@ -184,7 +185,7 @@ def terms(settings: Settings) -> Terms:
 
 
 class View(msgspec.Struct, frozen=True):
-    """A node as a scrape sees it: calls and room in KV tokens by workload, and `capacity` when that is known."""
+    """A node as a scrape sees it: calls by workload; KV tokens by workload, and capacity and the like where known."""
 
     name: str
     up: bool
@@ -200,6 +201,8 @@ def view(node: Node) -> View:
     room = {str(workload): room.tokens for workload, room in held.items()}
     if budget.tokens is not None:
         room["capacity"] = budget.tokens
+        room["reserve"] = max(0, kept_back(budget.tokens, budget.reserve))
+        room["foreign"] = budget.foreign.tokens
     running = {str(workload): room.sequences for workload, room in held.items()}
     return View(node.name, node.state in (State.READY, State.PROBATION), node.state, running, room)
 

@@ -52,7 +52,7 @@ class Ended(TypedDict, total=False):
 
 
 class NodeView(Protocol):
-    """One node as a scrape sees it. `room` holds tokens by `capacity`, `interactive`, `batch`; left out is unknown."""
+    """One node as a scrape sees it. `room` is tokens by `capacity`, `reserve`, `foreign` and workload, where known."""
 
     @property
     def name(self) -> str: ...
@@ -182,7 +182,7 @@ class Metrics(Collector):
         self._duration = Spread("call_duration_seconds", "Whole life of a call.", DURATION_S, "endpoint", "workload")
         self._first_token = Spread(
             "time_to_first_token_seconds",
-            "From a call's arrival to its first token.",
+            "From a streamed call's arrival to its first token.",
             FIRST_TOKEN_S,
             "workload",
             "node",
@@ -346,14 +346,14 @@ class Metrics(Collector):
         up = Level("node_up", "Whether the node answers, 1 or 0.", "node")
         state = Level("node_state", "1 for the state the node is in, 0 for the others.", "node", "state")
         running = Level("node_running", "Sequences of ours that run on the node.", "node", "workload")
-        room = Level("node_room_tokens", "KV tokens the node has (capacity) and each workload holds.", "node", "kind")
+        room = Level("node_room_tokens", "KV tokens the node has, and who keeps or holds them.", "node", "kind")
         for view in self._look():
             up.set(view.up, (view.name,))
             for one in State:
                 state.set(view.state == one, (view.name, one))
             for workload in Workload:
                 running.set(view.running.get(workload, 0), (view.name, workload))
-            for kind in ("capacity", *Workload):
+            for kind in ("capacity", "reserve", "foreign", *Workload):
                 if kind in view.room:
                     room.set(view.room[kind], (view.name, kind))
         waits = Level("waiting_calls", "Calls that wait for room, by why.", "workload", "reason")

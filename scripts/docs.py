@@ -22,11 +22,16 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from router.cli import COMMANDS  # noqa: E402
+from router.core.budget import Phase  # noqa: E402
 from router.core.call import Outcome, Reason, Workload  # noqa: E402
+from router.core.estimate import Estimates  # noqa: E402
 from router.core.job import BatchState  # noqa: E402
 from router.core.node import TRANSITIONS, Event, State  # noqa: E402
-from router.core.placement import RelayCause  # noqa: E402
+from router.core.placement import RelayCause, WaitReason  # noqa: E402
 from router.core.spend import Cap, Spend  # noqa: E402
+from router.dispatch.admission import Admission, Limits  # noqa: E402
+from router.dispatch.gauges import Gauges as CorridorGauges  # noqa: E402
+from router.dispatch.ledger import Ledger  # noqa: E402
 from router.dispatch.spending import Spending  # noqa: E402
 from router.jobs.gauges import Gauges  # noqa: E402
 from router.jobs.store.measures import Act, Measures, Trouble  # noqa: E402
@@ -75,7 +80,8 @@ def metrics() -> Iterator[str]:
     yield "\n| label | values |\n|---|---|"
     closed: dict[str, type[StrEnum]] = {
         "workload": Workload, "reason": Reason, "outcome (of calls)": Outcome, "outcome (of webhook attempts)": Told,
-        "state (of nodes)": State, "cause": RelayCause, "cap": Cap, "status": BatchState, "act": Act,
+        "reason (of waits)": WaitReason, "phase": Phase, "state (of nodes)": State, "cause": RelayCause,
+        "cap": Cap, "status": BatchState, "act": Act,
         "kind (of errors)": Trouble,
     }  # fmt: skip
     for label, words in closed.items():
@@ -91,7 +97,10 @@ def shown() -> Metrics:
     counted = Metrics()
     runner = SimpleNamespace(ended={}, taken=0, held={}, trouble=None)
     store = SimpleNamespace(measures=Measures(), usage=None)
-    for more in (Gauges(store, runner, bool).families, Spending(Spend({}, 0.0)).families):
+    ledger = Ledger(float, counted, Estimates())
+    limits = dict.fromkeys(Workload, Limits(patience_s=0, queue_calls=0, queue_bytes=0))
+    corridor = CorridorGauges((), Admission((), limits, float, print), ledger, float)
+    for more in (corridor.families, Gauges(store, runner, bool).families, Spending(Spend({}, 0.0)).families):
         counted.also(more)
     return counted
 

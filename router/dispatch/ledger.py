@@ -9,13 +9,15 @@ from router.core.placement import RelayCause
 from router.dispatch.spending import Spending
 from router.dispatch.trip import RELAY, Trip
 from router.errors import NodeFailed
-from router.metrics import Metrics
+from router.metrics import Metrics, Spread
+
+GAP_S = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 
 
 class Ledger:
     """`clock` gives seconds of a steady clock; the rest is told of every leg and every trip that ended.
 
-    `spending` is asked what the relay may still cost.
+    `spending` is asked what the relay may still cost. `gaps` are those between two tokens, each call's mean.
     """
 
     def __init__(
@@ -25,6 +27,8 @@ class Ledger:
         self._metrics = metrics
         self._estimates = estimates
         self.spending = spending or Spending(None)
+        text = "Mean time between two tokens of one sequence of a streamed answer."
+        self.gaps = Spread("token_gap_seconds", text, GAP_S, "workload", "node")
 
     def leg(self, trip: Trip, outcome: Outcome | type[NodeFailed]) -> None:
         """A leg of a trip ended: with an answer, or by a failure of the node."""
@@ -52,12 +56,15 @@ class Ledger:
             self._metrics.oversized_event()
         went = (trip.place or None, trip.queued_s, trip.first_token_s(), trip.duration_s())
         node, queued_s, first_token_s, duration_s = went
+        written = trip.written()
+        if written > 1 and first_token_s is not None:
+            self.gaps.see((duration_s - first_token_s) / (written - 1), (call.workload, trip.place))
         self._metrics.finished(
             call,
             outcome,
             node=node,
             queued_s=queued_s,
-            first_token_s=first_token_s,
+            first_token_s=first_token_s if call.stream else None,
             duration_s=duration_s,
             usage=usage,
         )

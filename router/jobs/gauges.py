@@ -92,14 +92,7 @@ class Gauges:
         batches = Level("batches", "Batches in the store that are not final.", "status")
         lines = Level("batch_lines", "Lines in the store that have no end yet.", "state")
         models = Level("batch_lines_left", "The same lines of batches in progress, by the model they ask for.", "model")
-        oldest = Level("batch_oldest_seconds", "Age of the oldest batch in progress, 0 without one.")
-        files = Level("store_files", "Files of callers in the store.")
-        size = Level("store_file_bytes", "Bytes of those files.")
-        disk = Level("store_disk_bytes", "Bytes the database takes on disk, SQLite's log included.")
-        if usage is None:
-            for level in (oldest, files, size, disk):
-                level.values.clear()
-        else:
+        if usage is not None:
             for status, count in usage.states.items():
                 batches.set(count, (status,))
             lines.set(usage.queued, ("queued",))
@@ -107,8 +100,25 @@ class Gauges:
             for model, left in usage.models.items():
                 shown = SEVERAL if model is None else model if self._knows(model) else OTHER
                 models.set(models.values.get((shown,), 0) + left, (shown,))
-            oldest.set(usage.oldest_s)
-            files.set(usage.files)
-            size.set(usage.file_bytes)
-            disk.set(usage.disk_bytes)
-        yield from (batches, lines, models, oldest, files, size, disk)
+        yield from (batches, lines, models, *_numbers(usage))
+
+
+def _numbers(usage: StoreUsage | None) -> Iterator[Family]:
+    told = {
+        "oldest_s": ("batch_oldest_seconds", "Age of the oldest batch in progress, 0 without one."),
+        "window_left_s": (
+            "batch_window_left_seconds",
+            "Time left to the batch in progress that is due first; left out without one.",
+        ),
+        "files": ("store_files", "Files of callers in the store."),
+        "file_bytes": ("store_file_bytes", "Bytes of those files."),
+        "disk_bytes": ("store_disk_bytes", "Bytes the database takes on disk, SQLite's log included."),
+    }
+    for field, (name, text) in told.items():
+        level = Level(name, text)
+        value: float | None = getattr(usage, field, None)
+        if value is None:
+            level.values.clear()
+        else:
+            level.set(value)
+        yield level

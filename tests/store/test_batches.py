@@ -256,6 +256,7 @@ async def test_what_a_caller_holds(bench: Bench) -> None:
     bench.clock.tick(60)
     usage = await bench.store.usage()
     assert (usage.models, usage.oldest_s) == ({"m": 7, "other": 2}, 60)
+    assert usage.window_left_s == 86400 - 60
     assert usage.disk_bytes > 0
 
 

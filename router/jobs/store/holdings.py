@@ -26,9 +26,11 @@ class Holdings(Shelf):
             states |= {BatchState(row["state"]): row["batches"] for row in await tx.all(counted)}
             in_progress = is_state(batches.c.state, BatchState.IN_PROGRESS)
             first = func.min(batches.c.created_at).label("first")
-            by_model = select(batches.c.model, _sum(LEFT).label("left"), first).where(in_progress)
+            due = func.min(batches.c.expires_at).label("due")
+            by_model = select(batches.c.model, _sum(LEFT).label("left"), first, due).where(in_progress)
             models = await tx.all(by_model.group_by(batches.c.model))
             oldest = min((row["first"] for row in models), default=None)
+            due_at = min((row["due"] for row in models), default=None)
             return StoreUsage(
                 files=kept["files"],
                 file_bytes=int(kept["bytes"]),
@@ -39,6 +41,7 @@ class Holdings(Shelf):
                 states={str(state): count for state, count in states.items()},
                 models={row["model"]: int(row["left"]) for row in models},
                 oldest_s=0.0 if oldest is None else max(0.0, await tx.now() - oldest),
+                window_left_s=None if due_at is None else due_at - await tx.now(),
             )
 
     async def held(self, caller: str) -> Held:

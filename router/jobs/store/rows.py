@@ -225,7 +225,8 @@ class StoreUsage(msgspec.Struct, frozen=True, kw_only=True):
     """What is kept: ready files and their bytes, batches that are not final, their lines, bytes on disk.
 
     `states` counts those batches by state; `models` the lines left of batches in progress by model (None: several);
-    `oldest_s` is the age of the oldest batch in progress.
+    `oldest_s` is the age of the oldest batch in progress, `window_left_s` the time left to the one that is due first
+    (below zero when it is past; None without one).
     """
 
     files: int
@@ -237,6 +238,7 @@ class StoreUsage(msgspec.Struct, frozen=True, kw_only=True):
     states: dict[str, int]
     models: dict[str | None, int]
     oldest_s: float
+    window_left_s: float | None = None
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
