@@ -149,6 +149,13 @@ def batch(arguments: Arguments) -> int:
     return run(arguments)
 
 
+def top(arguments: Arguments) -> int:
+    """Show how a running router is doing."""
+    from router.tools.top import run
+
+    return run(arguments)
+
+
 def _pair(text: str) -> list[str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
@@ -279,6 +286,17 @@ COMMANDS = (
             "ebbtide batch status batch_0123456789abcdef01234567",
             "ebbtide batch results batch_0123456789abcdef01234567 -o results.jsonl",
         ),
+    ),
+    Command(
+        "top",
+        "show live how a running router is doing: chat, queue, nodes, batches, relay",
+        top,
+        (
+            Flag("--url", {"metavar": "URL", "default": "http://127.0.0.1:8080", "help": "the router's address"}),
+            Flag("--key", {"metavar": "KEY", "help": "whose batches are shown; else OPENAI_API_KEY"}),
+            Flag("--once", {"action": "store_true", "help": "print one picture and leave, as without a terminal"}),
+        ),
+        ("ebbtide top", "ebbtide top --url http://router.example:8080 --once"),
     ),
     Command(
         "demo",
