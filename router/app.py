@@ -91,6 +91,7 @@ class App:
         ways: dict[Node, Way] = {}
         targets: dict[str, Target] = {}
         ledger = Ledger(self.clock, self.metrics, self.estimates, self.spending)
+        self.spans = ledger.spans = assembly.spans(settings, self.clock)
         self.metrics.also(Gauges(self.nodes, self.admission, ledger, self.clock).families)
         patience = assembly.patience(settings)
         self.dispatcher = Dispatcher(self.admission, ways, assembly.relay(settings), patience, ledger)
@@ -209,6 +210,8 @@ class App:
         if self.batching is not None:
             await self.batching.close()
         await self.client.close()
+        if self.spans is not None:
+            await asyncio.to_thread(self.spans.shut)
         self.reader.shutdown(cancel_futures=True)
         self.tokens.close()
 

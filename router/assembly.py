@@ -3,7 +3,7 @@
 Rules: a function makes one part and keeps nothing; only here are settings translated into what the rooms below take.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +22,7 @@ from router.dispatch import request
 from router.dispatch.admission import Limits
 from router.dispatch.dispatcher import Patience
 from router.dispatch.leg import Way
+from router.dispatch.spans import Spans
 from router.dispatch.trip import RELAY
 from router.fleet.discovery import Addresses, File, Listed, Resolve, Source
 from router.fleet.fleet import Fleet
@@ -149,6 +150,17 @@ def spend(settings: Settings) -> Spend | None:
         model: Price(input=usd, output=entry.output_usd.get(model, 0.0)) for model, usd in entry.input_usd.items()
     }
     return Spend(prices, entry.usd_a_day, settings.batches.relay.spend_share)
+
+
+def spans(settings: Settings, clock: Callable[[], float]) -> Spans | None:
+    """Who makes spans of calls, if anybody wants them. Raises SettingsError when the extra is not installed."""
+    entry = settings.otel
+    if entry.endpoint is None:
+        return None
+    headers = {name: value.get_secret_value() for name, value in entry.headers.items()}
+    made = Spans.open(entry.endpoint, headers, entry.sample, clock)
+    made.relay = settings.relay.url if settings.relay is not None else ""
+    return made
 
 
 def callers(settings: Settings) -> list[tuple[bytes, Caller]]:

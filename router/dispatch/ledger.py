@@ -6,6 +6,7 @@ from router import logs
 from router.core.call import Outcome, Usage
 from router.core.estimate import Estimates
 from router.core.placement import RelayCause
+from router.dispatch.spans import Spans
 from router.dispatch.spending import Spending
 from router.dispatch.trip import RELAY, Trip
 from router.errors import NodeFailed
@@ -27,12 +28,16 @@ class Ledger:
         self._metrics = metrics
         self._estimates = estimates
         self.spending = spending or Spending(None)
+        self.spans: Spans | None = None
         text = "Mean time between two tokens of one sequence of a streamed answer."
         self.gaps = Spread("token_gap_seconds", text, GAP_S, "workload", "node")
 
     def leg(self, trip: Trip, outcome: Outcome | type[NodeFailed]) -> None:
         """A leg of a trip ended: with an answer, or by a failure of the node."""
-        self._metrics.leg(trip.place, outcome if isinstance(outcome, Outcome) else outcome.__name__)
+        word = outcome if isinstance(outcome, Outcome) else outcome.__name__
+        self._metrics.leg(trip.place, word)
+        if self.spans is not None:
+            self.spans.leg(trip, word)
 
     def relayed(self, trip: Trip, cause: RelayCause) -> None:
         """A call goes to the relay. Raises Overloaded when it would cost too much."""
@@ -50,6 +55,8 @@ class Ledger:
             self._estimates.of(call.model).learn(call.counted, one, call.asked)
         if trip.committed:
             self.leg(trip, outcome)
+        if self.spans is not None:
+            self.spans.close(trip, outcome)
         if outcome is Outcome.CUT:
             self._metrics.truncated(trip.place)
         if trip.events is not None and trip.events.oversized:

@@ -15,6 +15,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 from router.core.call import Workload
 from router.core.yielding import Mode
 from router.settings.discovery import Discovery
+from router.settings.otel import Otel
 from router.settings.relay import BatchRelay, RelayEntry
 from router.settings.section import Section
 from router.settings.values import (
@@ -291,6 +292,8 @@ class Settings(Section, BaseSettings):
     """Bounds on one leg of a call."""
     probe: Probe = Probe()
     """How nodes are looked at."""
+    otel: Otel = Otel()
+    """Spans of calls for OpenTelemetry."""
     log: Log = Log()
     """What is written to standard error."""
 
