@@ -63,9 +63,7 @@ class Ledger:
             self._metrics.oversized_event()
         went = (trip.place or None, trip.queued_s, trip.first_token_s(), trip.duration_s())
         node, queued_s, first_token_s, duration_s = went
-        written = trip.written()
-        if written > 1 and first_token_s is not None:
-            self.gaps.see((duration_s - first_token_s) / (written - 1), (call.workload, trip.place))
+        self._gap(trip, first_token_s, duration_s)
         self._metrics.finished(
             call,
             outcome,
@@ -86,3 +84,8 @@ class Ledger:
             usage=usage,
             retries=max(0, trip.legs - 1),
         )
+
+    def _gap(self, trip: Trip, first_token_s: float | None, duration_s: float) -> None:
+        written = trip.written()
+        if written > 1 and first_token_s is not None:
+            self.gaps.see((duration_s - first_token_s) / (written - 1), (trip.call.workload, trip.place))
