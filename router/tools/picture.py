@@ -43,11 +43,16 @@ WORDS = {
 
 @dataclass
 class Seen:
-    """What was seen last. `lost` is why the router cannot be asked now; `at` is unix seconds of the last scrape."""
+    """What was seen last.
+
+    `lost` is why the router cannot be asked now; `at` is unix seconds of the last scrape; `events` are what happened,
+    each with its unix seconds; `span_s` how long rates are of, None for since the router's start.
+    """
 
     url: str
     between: Between = field(default_factory=lambda: Between(Scrape(0.0), Scrape(0.0)))
     batches: Sequence[Mapping[str, Any]] | None = None
+    events: Sequence[tuple[float, str]] = ()
     span_s: float | None = None
     at: float | None = None
     lost: str | None = None
@@ -60,7 +65,7 @@ def picture(seen: Seen) -> RenderableType:
     parts = [_head(seen), _chat(seen), _queue(seen.between.after), _nodes(seen.between)]
     if seen.batches:
         parts.append(_batches(seen.batches, time.time()))
-    return Group(*parts, *_relay(seen.between.after))
+    return Group(*parts, *_relay(seen.between.after), *_events(seen.events))
 
 
 def _head(seen: Seen) -> RenderableType:
@@ -175,6 +180,13 @@ def _relay(now: Scrape) -> list[RenderableType]:
     return [Text(f"\nRELAY {spent:.2f} of {cap:.2f} US dollars in 24 hours", style)]
 
 
+def _events(events: Sequence[tuple[float, str]]) -> list[RenderableType]:
+    if not events:
+        return []
+    lines = (f"\n  {time.strftime('%H:%M:%S', time.localtime(at))}  {_plain(text, 120)}" for at, text in events)
+    return [Text("\nEVENTS" + "".join(lines))]
+
+
 def _table(*columns: str) -> Table:
     return Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
 
@@ -192,5 +204,5 @@ def _span(seconds: float) -> str:
     return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
 
 
-def _plain(text: object) -> Text:
-    return Text("".join(char for char in str(text) if char.isprintable())[:48])
+def _plain(text: object, most: int = 48) -> Text:
+    return Text("".join(char for char in str(text) if char.isprintable())[:most])

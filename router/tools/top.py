@@ -12,6 +12,7 @@ import sys
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -26,7 +27,7 @@ __all__ = ["run"]
 EVERY_S = 2.0
 SPAN_S = 60.0
 """Rates and quantiles are of this long."""
-MOST_BATCHES = 10
+MOST_BATCHES, MOST_EVENTS = 10, 8
 WIDTH = 140
 """Columns where there is no terminal."""
 
@@ -55,7 +56,7 @@ class Watch:
             seen.lost = "what it answers is no scrape"
             return seen
         self._keep(scrape)
-        seen.batches = await self._batches()
+        seen.batches, seen.events = await self._batches(), await self._events()
         seen.lost, seen.at = None, time.time()
         return seen
 
@@ -71,13 +72,25 @@ class Watch:
         self.seen.span_s = None if alone else scrape.at - scrapes[0].at
 
     async def _batches(self) -> list[dict[str, object]] | None:
+        told = await self._ask(f"/v1/batches?limit={MOST_BATCHES}")
+        found = told.get("data")
+        return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else None
+
+    async def _events(self) -> list[tuple[float, str]]:
+        """What the dashboard's snapshot tells, where there is one: each event as its time, topic, text and node."""
+        state = (await self._ask("/dashboard/snapshot")).get("state")
+        events = state.get("events") if isinstance(state, dict) else None
+        rows = list(events.values()) if isinstance(events, dict) else []
+        told = [(float(row[0]), str(row[2])) for row in rows if isinstance(row, list) and len(row) > 2]
+        return sorted(told)[-MOST_EVENTS:]
+
+    async def _ask(self, path: str) -> dict[str, Any]:
+        """What a page tells, empty when it tells nothing to us."""
         headers = {} if self.key is None else {"authorization": f"Bearer {self.key}"}
         with contextlib.suppress(ProbeFailed):
-            url = f"{self.url}/v1/batches?limit={MOST_BATCHES}"
-            told = await self.client.get_json(url, headers=headers)
-            found = told.get("data") if isinstance(told, dict) else None
-            return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else None
-        return None
+            told = await self.client.get_json(self.url + path, headers=headers, max_bytes=2**23)
+            return told if isinstance(told, dict) else {}
+        return {}
 
 
 def run(arguments: argparse.Namespace) -> int:

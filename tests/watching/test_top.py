@@ -1,6 +1,7 @@
 """`ebbtide top`: what it shows of a router under load, how it says that the router is lost, and that it comes back."""
 
 import asyncio
+import json
 from io import StringIO
 
 import pytest
@@ -81,6 +82,31 @@ async def test_batches_with_a_key_and_none_without(tmp_path, rig):
         assert batch in with_key
         assert "23:59:" in with_key or "24:00:00" in with_key
         assert batch not in shown(await Watch(client, app.url, None).look())
+
+
+async def test_events_of_the_dashboard_where_there_is_one():
+    events = {
+        "2": [1800000060.0, "node", "node n1 is down: refused\x1b[2J", "n1"],
+        "1": [1800000000.0, "batch", "ended", ""],
+    }
+    pages = {
+        "/metrics": "# TYPE ebbtide_x gauge\nebbtide_x 1\n",
+        "/dashboard/snapshot": json.dumps({"at": 1.0, "state": {"events": events}}),
+    }
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readuntil(b"\r\n\r\n")).split()[1].decode()
+        body = pages.get(path, "").encode()
+        status = b"200 OK" if path in pages else b"404 Not Found"
+        writer.write(b"HTTP/1.1 %b\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%b" % (status, len(body), body))
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server, Client(connections=2) as client:
+        port = server.sockets[0].getsockname()[1]
+        text = shown(await Watch(client, f"http://127.0.0.1:{port}", None).look())
+    assert "EVENTS" in text
+    assert text.index("ended") < text.index("node n1 is down: refused[2J"), "oldest first, and nothing a terminal obeys"
 
 
 async def test_a_router_that_is_lost_comes_back(rig):
