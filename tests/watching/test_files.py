@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 
 import pytest
 import yaml
@@ -42,6 +43,16 @@ def test_an_alert_says_what_to_do(alert):
 
 def test_no_runbook_is_left_over():
     assert re.findall(r"^## (Ebbtide\w+)$", RUNBOOKS, re.M) == [alert["alert"] for alert in alerts()]
+
+
+def test_what_a_runbook_pastes_can_be_pasted():
+    for block in re.findall(r"^```sh\n(.*?)^```", RUNBOOKS, re.M | re.S):
+        read = subprocess.run(["/bin/sh", "-n"], input=block, text=True, capture_output=True, timeout=10, check=False)
+        assert (read.returncode, read.stderr) == (0, ""), block
+        for pattern in re.findall(r"^m '([^']+)'", block, re.M):
+            assert any(re.search(pattern, name + "{workload=batch}") for name in exported()), pattern
+        for expr in re.findall(r"^q '([^']+)'", block, re.M):
+            assert {one.partition("{")[0] for one in selectors(expr)} <= set(exported()), expr
 
 
 def test_everything_asked_for_is_exported():
