@@ -295,8 +295,9 @@ def _uvicorn(app: App) -> uvicorn.Config:
         head_limit = server.header_bytes
 
     return uvicorn.Config(
-        app.front,
+        app.front.serve,
         http=Bounded,
+        interface="asgi3",
         ws="none",
         lifespan="off",
         access_log=False,

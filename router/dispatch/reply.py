@@ -8,6 +8,7 @@ Rules:
 """
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 
@@ -94,15 +95,33 @@ class Reply:
         return self
 
     async def __anext__(self) -> bytes:
+        came: list[bytes] = []
+
+        def keep(data: bytes) -> bool:
+            came.append(data)
+            return False
+
+        while not came and await self.flow(keep):
+            pass
+        if not came:
+            raise StopAsyncIteration
+        return came[0]
+
+    async def flow(self, write: Callable[[bytes], bool]) -> bool:
+        """Give `write`, which must not raise, the answer's bytes as they come, until it returns False: once more, then.
+
+        Returns whether there may be more: call it again when `write` can take some. Nothing wakes up for what comes in
+        between; it passes from the node's callback to `write`.
+        """
         if self._held:
             held, self._held = self._held, b""
-            return held
+            if not write(held):
+                return True
         if self._upstream is None:
-            raise StopAsyncIteration
-        chunk = await (self._next_bytes(self._upstream) if self._events is None else self._next_events(self._events))
-        if not chunk:
-            raise StopAsyncIteration
-        return chunk
+            return False
+        if self._events is None:
+            return await self._flow_bytes(self._upstream, write)
+        return await self._flow_events(self._upstream, self._events, write)
 
     @classmethod
     def error(cls, status: int, headers: list[tuple[bytes, bytes]], body: bytes, trip: Trip) -> "Reply":
@@ -152,14 +171,8 @@ class Reply:
         self._upstream, self._events = upstream, events
 
     async def _hold_json(self, upstream: Upstream, rename: tuple[bytes, bytes] | None) -> None:
-        parts, size = [], 0
-        while data := await upstream.read():
-            parts.append(data)
-            size += len(data)
-            if size > JSON_HELD_BYTES:
-                self._upstream = upstream
-                break
-        self._held = b"".join(parts)
+        whole = upstream.whole()
+        self._held = await self._some_json(upstream) if whole is None else whole
         self.trip.first_token()
         if self._upstream is not None:
             self.length = upstream.length
@@ -169,6 +182,17 @@ class Reply:
         self.length = len(self._held)
         self._read_json()
         self.trip.ended()
+
+    async def _some_json(self, upstream: Upstream) -> bytes:
+        """The body, or as much as is held of a long one."""
+        parts, size = [], 0
+        while data := await upstream.read():
+            parts.append(data)
+            size += len(data)
+            if size > JSON_HELD_BYTES:
+                self._upstream = upstream
+                break
+        return b"".join(parts)
 
     def _read_json(self) -> None:
         try:
@@ -182,39 +206,38 @@ class Reply:
                 counted.prompt_tokens or counted.input_tokens, counted.completion_tokens or counted.output_tokens
             )
 
-    async def _next_bytes(self, upstream: Upstream) -> bytes:
+    async def _flow_bytes(self, upstream: Upstream, write: Callable[[bytes], bool]) -> bool:
         """More of a body we do not read. It cannot say it failed, so a failure breaks the connection to the caller."""
         try:
-            data = await upstream.read()
+            more = await upstream.flow(write)
         except NodeFailed as error:
             self.trip.cut(error)
             raise
-        if not data:
+        if not more:
             self._upstream = None
             self.trip.ended()
-        return data
+        return more
 
-    async def _next_events(self, events: Events) -> bytes:
-        upstream = self._upstream
-        assert upstream is not None
+    async def _flow_events(self, upstream: Upstream, events: Events, write: Callable[[bytes], bool]) -> bool:
+        heard = self.trip.heard
+
+        def take(data: bytes) -> bool:
+            heard()
+            shown = events.feed(data)
+            return (not shown or write(shown)) and not self._ended(events)
+
         try:
-            while not self._ended(events):
-                data = await upstream.read()
-                if not data:
-                    break
-                self.trip.heard()
-                chunk = events.feed(data)
-                if chunk:
-                    return chunk
+            if not self._ended(events) and await upstream.flow(take) and not self._ended(events):
+                return True
             await self._close_stream(upstream, events)
         except NodeFailed as error:
             self._upstream = None
             if events.complete:
                 self.trip.ended()
-                return b""
-            self.trip.cut(error)
-            return self._last_words(events, str(error))
-        return b""
+            else:
+                self.trip.cut(error)
+                write(self._last_words(events, str(error)))
+        return False
 
     async def _close_stream(self, upstream: Upstream, events: Events) -> None:
         if self._ended(events):
