@@ -295,9 +295,8 @@ def _uvicorn(app: App) -> uvicorn.Config:
         head_limit = server.header_bytes
 
     return uvicorn.Config(
-        app.front.serve,
+        app.front,
         http=Bounded,
-        interface="asgi3",
         ws="none",
         lifespan="off",
         access_log=False,

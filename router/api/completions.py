@@ -184,13 +184,20 @@ class Completions:
         shortest = house.fleet.shortest_context(body.model)
         long_prompt = house.terms.long_prompt_tokens
         decide_at = long_prompt if shortest is None else min(long_prompt, shortest)
-        counted = 0 if endpoint.path in _FREE else await house.tokens.count(body, decide_at=decide_at)
+        tokens, exact = house.tokens, False
+        if endpoint.path in _FREE:
+            counted = 0
+        elif tokens.guesses(body, decide_at=decide_at):
+            counted = body.guess
+        else:
+            counted = await tokens.count(body, decide_at=decide_at)
+            exact = tokens.teaches(body, decide_at=decide_at)
         estimate = house.estimates.of(body.model)
         prompts = max(1, body.content.prompts)
         prompt = estimate.prompt(counted) + hidden
         return Size(
             counted=counted,
-            exact=house.tokens.teaches(body, decide_at=decide_at),
+            exact=exact,
             prompt=prompt,
             each=prompt // prompts,
             least=_least(body, prompt),
@@ -203,7 +210,7 @@ def _check(endpoint: Endpoint, heading: Heading, limit: int) -> None:
     """Raise UnsupportedContentType or TooLarge for what the head alone tells."""
     wanted = b"multipart/form-data" if endpoint.multipart else _JSON
     length, told = heading.content_length, heading.content_type
-    if told.partition(b";")[0].strip().lower() != wanted:
+    if told != wanted and told.partition(b";")[0].strip().lower() != wanted:
         if length == 0:
             raise BadRequest("We could not parse the JSON body of your request: it is empty.")
         shown = wanted.decode()

@@ -38,7 +38,7 @@ class Front:
         origins = house.terms.cors_origins
         self._cors = Cors(origins) if origins else None
 
-    def serve(self, turn: Turn) -> Coroutine[Any, Any, None]:
+    def __call__(self, turn: Turn) -> Coroutine[Any, Any, None]:
         """What answers a request; await it."""
         if self._cors is not None and self._cors.greets(turn):
             return self._cors.answer(turn)

@@ -28,7 +28,9 @@ HEAD_S = 10.0
 
 
 class FrontProtocol(asyncio.Protocol):
-    """One client connection. `head_limit` is the largest request head in bytes; `stuffed`: the client reads slowly."""
+    """One client connection; uvicorn's `app` is called with each `Turn` and what it returns is awaited.
+
+    `head_limit` is the largest request head in bytes; `stuffed`: the client reads slowly."""
 
     head_limit: ClassVar[int] = 65536
     _date: ClassVar[tuple[object, bytes]] = (None, b"")
@@ -46,7 +48,7 @@ class FrontProtocol(asyncio.Protocol):
         self.client: tuple[str, int] | None = None
         self.server: tuple[str, int] | None = None
         self.stuffed = False
-        self._serve = config.loaded_app
+        self._serve: Any = config.app
         self._state = server_state
         self._keep_alive_s = float(config.timeout_keep_alive)
         self._parser: Any = httptools.HttpRequestParser(self)

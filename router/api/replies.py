@@ -77,6 +77,9 @@ class Answering:
         if reply.stream:
             await self._events(reply)
             return None
+        whole = reply.whole()
+        if whole is not None:
+            return whole
         if self._turn.started or (reply.length is not None and reply.length <= HELD_BYTES):
             return b"".join([chunk async for chunk in reply])
         await self._opaque(reply)
@@ -113,12 +116,11 @@ class Answering:
 
     async def _refuse(self, answer: Answer) -> None:
         body = errors.body(answer, anthropic=self._protocol is Protocol.MESSAGES)
-        headers = errors.headers(answer, len(body))[1:]
-        said = b"x-request-id: %b\r\n%b" % (self.id.encode(), lines(headers))
         unread = not self._presence.body_read
         if unread:
             self._turn.keep_alive = False
-        self._start(answer.status, said, len(body))
+        self._turn.head(answer.status, [(b"x-request-id", self.id.encode()), *errors.headers(answer, len(body))])
+        self._presence.headed = True
         if unread:
             self._turn.write(body)
             await self._presence.linger(LINGER_S, LINGER_BYTES)

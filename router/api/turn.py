@@ -138,7 +138,7 @@ class Turn:
         if self._connection.stuffed:
             await self.drain()
         if message["type"] == "http.response.start":
-            self._begin(message["status"], message["headers"])
+            self.head(message["status"], message["headers"])
             self._connection.loop.call_soon(self.flush)
         else:
             body = message.get("body", b"")
@@ -147,8 +147,8 @@ class Turn:
             else:
                 self.end(body)
 
-    def _begin(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
-        """Sort out the headers that frame an answer."""
+    def head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Begin the answer with any headers; those that frame it are sorted out. Raises ValueError like `lines`."""
         told, length = [], None
         for name, value in headers:
             if name == b"content-length":

@@ -107,6 +107,13 @@ class Reply:
             raise StopAsyncIteration
         return came[0]
 
+    def whole(self) -> bytes | None:
+        """The body, if all of it is here; else None."""
+        if self._upstream is not None:
+            return None
+        held, self._held = self._held, b""
+        return held
+
     async def flow(self, write: Callable[[bytes], bool]) -> bool:
         """Give `write`, which must not raise, the answer's bytes as they come, until it returns False: once more, then.
 
@@ -137,9 +144,11 @@ class Reply:
 
         Raises NodeFailed when the node fails before that point, or a stream has no token within `within_s`.
         """
-        reply = cls(upstream.status, clean(upstream.headers), trip)
-        kind = _header(upstream.headers, b"content-type")
-        coded = _header(upstream.headers, b"content-encoding") not in (b"", b"identity")
+        headers = clean(upstream.headers)
+        reply = cls(upstream.status, headers, trip)
+        told = dict(headers)
+        kind = told.get(b"content-type", b"").lower()
+        coded = told.get(b"content-encoding", b"").lower() not in (b"", b"identity")
         if kind.startswith(b"text/event-stream"):
             reply.stream = True
             if not coded:
@@ -277,11 +286,12 @@ async def _event(upstream: Upstream, events: Events) -> bytes:
 
 def clean(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Headers that may go to the caller: none of the connection's own, nor those it names."""
-    named: set[bytes] = set()
-    for name, value in headers:
-        if name == b"connection":
-            named.update(part.strip().lower() for part in value.split(b","))
-    return [pair for pair in headers if pair[0] not in _HOP_BY_HOP and pair[0] not in named]
+    kept = [pair for pair in headers if pair[0] not in _HOP_BY_HOP]
+    if len(kept) < len(headers):
+        named = {part.strip().lower() for name, value in headers if name == b"connection" for part in value.split(b",")}
+        if named:
+            return [pair for pair in kept if pair[0] not in named]
+    return kept
 
 
 def rename_model(raw: bytes, found: bytes, shown: bytes) -> bytes:
@@ -291,10 +301,3 @@ def rename_model(raw: bytes, found: bytes, shown: bytes) -> bytes:
         if old in raw:
             return raw.replace(old, spaced + b'"' + shown + b'"', 1)
     return raw
-
-
-def _header(headers: list[tuple[bytes, bytes]], wanted: bytes) -> bytes:
-    for name, value in headers:
-        if name == wanted:
-            return value.lower()
-    return b""

@@ -11,7 +11,7 @@ to stop.
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import httptools
 import msgspec
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         self._fields: list[tuple[bytes, bytes]] = []
         #: httptools calls this straight: no Python frame per body piece.
         self.on_body: Callable[[bytes], None] = self._chunks.append
-        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
         self._take: Callable[[bytes], bool] | None = None
         self._alarm: asyncio.TimerHandle | None = None
@@ -291,7 +291,7 @@ class Connection(asyncio.Protocol):
                 self.fail(_caused(BadAnswer(f"the answer is not HTTP/1.1: {exc}"), exc))
                 return
             self._reusable = False
-        if self._told(phase, len(data)) and not (self._take is not None and self._passed(self._take)):
+        if self._told(phase, len(data)) and (self._take is None or not self._passed(self._take)):
             self._wake()
 
     def eof_received(self) -> None:
@@ -359,7 +359,7 @@ class Connection(asyncio.Protocol):
         if self._phase != HEAD:
             return
         fields, self._fields = self._fields, []
-        status = cast("httptools.HttpResponseParser", self._parser).get_status_code()
+        status = self._parser.get_status_code()
         if status < 200:
             self._interim += 1
             return
@@ -377,7 +377,7 @@ class Connection(asyncio.Protocol):
         if self._phase == BODY and not self._done:
             self._done = True
             self._surplus = len(self._chunks)
-            self._reusable = cast("httptools.HttpResponseParser", self._parser).should_keep_alive()
+            self._reusable = self._parser.should_keep_alive()
         self._fields.clear()
 
 

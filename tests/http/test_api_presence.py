@@ -234,7 +234,7 @@ class Door:
             self.told.put_nowait((error, turn.task.cancelling()))
 
     async def __aenter__(self) -> "Door":
-        config = Config(self.serve, http=FrontProtocol, interface="asgi3", proxy_headers=False, log_config=None)
+        config = Config(self.serve, http=FrontProtocol, log_config=None)
         config.load()
         state = ServerState()
         loop = asyncio.get_running_loop()
