@@ -10,8 +10,8 @@ CHAT, BATCH = "chat", "batch"
 class Ask:
     """A chat request or a line of a batch. `output` is known to the engine alone.
 
-    What a client saw: `due` when it meant to send, `first_at` and `last_at` of its tokens, the longest `stall` between
-    two of them; `refused` when it got no answer. What it cost: `spent` tokens computed for it, over all tries.
+    What a client saw: `due` when it meant to send, `first_at` and `ended_at` of its tokens, the longest
+    `stall` between two of them; `refused` when it got no answer. What it cost: `spent` tokens computed for it, over all tries.
     """
 
     __slots__ = (
@@ -20,7 +20,6 @@ class Ask:
         "ended_at",
         "first_at",
         "kind",
-        "last_at",
         "name",
         "output",
         "prompt",
@@ -39,7 +38,7 @@ class Ask:
         self.output = max(1, output)
         self.due = due
         self.chain = (*shared, Part((kind, name), shared[-1].last if shared else 0, ENDLESS))
-        self.first_at = self.last_at = self.ended_at = None
+        self.first_at = self.ended_at = None
         self.stall = 0.0
         self.refused = False
         self.spent = 0
@@ -55,7 +54,7 @@ class Ask:
         """Mean seconds between two tokens."""
         if self.ended_at is None or self.first_at is None or self.output < 2:
             return 0.0
-        return (self.last_at - self.first_at) / (self.output - 1)
+        return (self.ended_at - self.first_at) / (self.output - 1)
 
 
 class Listener(Protocol):

@@ -25,7 +25,7 @@ from loadtests.colocation.virtual.profiles import Profile
 
 
 class Engine:
-    """One node. `busy_s` is time spent in steps; `computed` tokens by the kind of ask and phase; `preempted` counts."""
+    """One node. `busy_s` is time spent in steps; `computed` prompt tokens by the kind of ask; `preempted` counts."""
 
     def __init__(self, profile: Profile, loop: AbstractEventLoop) -> None:
         self.profile = profile
@@ -33,7 +33,7 @@ class Engine:
         self.blocks = Blocks(profile.kv_tokens // BLOCK)
         self.running: list[Seq] = []
         self.waiting: list[Seq] = []
-        self.computed: Counter[tuple[str, str]] = Counter()
+        self.computed: Counter[str] = Counter()
         self.preempted = 0
         self.busy_s = 0.0
         self._gone: list[Seq] = []
@@ -110,12 +110,11 @@ class Engine:
         if not self._prefills and not self._decodes:
             return
         profile = self.profile
-        took, context = profile.a, 0
+        took = profile.a + profile.c * len(self._decodes)
         for seq, count in self._prefills:
             took += profile.b * count + profile.e * count * (seq.computed + count / 2)
-        for seq in self._decodes:
-            context += seq.computed
-        took += profile.c * len(self._decodes) + profile.d * context
+        if self._decodes:
+            took += profile.d * sum([seq.computed for seq in self._decodes])
         self._pace = (took, profile.d * len(self._decodes))
         self._steps = 1 if self._prefills or self._disturbed else self._leap()
         self._began = self.loop.time()
@@ -123,61 +122,65 @@ class Engine:
 
     def _leap(self) -> int:
         """How many steps of decoding certainly go by before anything else can happen."""
-        steps = min(seq.ask.output - seq.emitted for seq in self._decodes)
+        steps = min([seq.ask.output - seq.emitted for seq in self._decodes])
         return max(1, min(steps, self._spare()))
 
     def _step_over(self) -> None:
         self._timer = None
         now, steps = self.loop.time(), self._steps
-        lasted = self._lasts(steps)
-        self.busy_s += lasted
-        lag = now + self.profile.token_s * len(self._decodes)
-        spoke: list[Seq] = []
-        ended: list[Seq] = []
-        for seq, count in self._prefills:
-            self._prefilled(seq, count)
-            if seq.computed == seq.need:
-                self._emit(seq, 1, lag, 0.0, spoke, ended)
+        self.busy_s += self._lasts(steps)
+        heard_at = now + self.profile.token_s * len(self._decodes)
+        spoke = [seq for seq, count in self._prefills if self._prefilled(seq, count, heard_at)]
+        ended = [seq for seq, _ in self._prefills if seq.emitted >= seq.ask.output]
         if self._decodes:
-            first = self._lasts(1)
-            longest = lasted - self._lasts(steps - 1)
-            for seq in self._decodes:
-                self._decoded(seq, steps)
-                self._emit(seq, steps, lag, max(longest, self._began + first - seq.seen_at), spoke, ended)
+            ended += self._decoded(steps, heard_at)
         for seq in ended:
             self._leave(seq)
         if spoke or ended:
-            self.loop.call_at(lag, _tell, spoke, ended, lag)
+            self.loop.call_at(heard_at, _tell, spoke, ended, heard_at)
         self._begin()
 
-    def _prefilled(self, seq: Seq, count: int) -> None:
-        seq.computed += count
-        seq.ask.spent += count
-        self.computed[seq.ask.kind, "prefill"] += count
-        self._filled(seq)
-
-    def _decoded(self, seq: Seq, steps: int) -> None:
-        seq.computed += steps
-        seq.ask.spent += steps
-        self.computed[seq.ask.kind, "decode"] += steps
-        self._grow(seq, seq.computed)
-
-    def _emit(self, seq: Seq, count: int, at: float, gap: float, spoke: list[Seq], ended: list[Seq]) -> None:
-        """`count` tokens came out of it, the last one at the end of the step."""
+    def _prefilled(self, seq: Seq, count: int, at: float) -> bool:
+        """Count a step's part of a prompt; whether the first token came of it."""
         ask = seq.ask
-        if not seq.emitted:
-            if not seq.gone:
-                ask.first_at = at
-                spoke.append(seq)
-        else:
-            ask.stall = max(ask.stall, gap, at - seq.seen_at if count == 1 else 0.0)
-        seq.emitted += count
-        seq.need += count
+        seq.computed += count
+        ask.spent += count
+        self.computed[ask.kind] += count
+        self._filled(seq)
+        if seq.computed < seq.need:
+            return False
+        first = not seq.emitted
+        if not first:
+            ask.stall = max(ask.stall, at - seq.seen_at)
+        elif not seq.gone:
+            ask.first_at = at
+        seq.emitted += 1
+        seq.need += 1
         seq.seen_at = at
-        if not seq.gone:
-            ask.last_at = at
-        if seq.emitted >= ask.output:
-            ended.append(seq)
+        return first and not seq.gone
+
+    def _decoded(self, steps: int, at: float) -> list[Seq]:
+        """Count the tokens that came out of everybody who decoded; who is done."""
+        ended = []
+        last = self._lasts(steps) - self._lasts(steps - 1)
+        first_at = self._began + self._lasts(1)
+        for seq in self._decodes:
+            ask = seq.ask
+            gap = first_at - seq.seen_at
+            if gap < last:
+                gap = last
+            if gap > ask.stall:
+                ask.stall = gap
+            seq.seen_at = at
+            ask.spent += steps
+            seq.computed += steps
+            seq.need += steps
+            seq.emitted += steps
+            if seq.computed > BLOCK * seq.blocks:
+                self._grow(seq, seq.computed)
+            if seq.emitted >= ask.output:
+                ended.append(seq)
+        return ended
 
     def _leave(self, seq: Seq) -> None:
         seq.queued = False
@@ -198,8 +201,14 @@ class Engine:
     def _schedule(self) -> None:
         budget, preempted = self.profile.chunk, self.preempted
         index = 0
+        decodes = self._decodes
         while index < len(self.running) and budget > 0:
             seq = self.running[index]
+            if seq.need - seq.computed == 1 and seq.emitted and seq.computed < BLOCK * seq.blocks:
+                decodes.append(seq)
+                budget -= 1
+                index += 1
+                continue
             count = min(self._wanted(seq), budget)
             got_back = self._make_room(seq, seq.computed + count)
             if got_back is None:
