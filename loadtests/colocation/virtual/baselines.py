@@ -6,6 +6,7 @@ A batch client holds `many` lines in flight over the fleet; a line whose try end
 
 import random
 from collections import deque
+from collections.abc import Iterable
 
 from loadtests.colocation.virtual.ask import BATCH, Ask, Seq
 from loadtests.colocation.virtual.world import World
@@ -28,7 +29,12 @@ class Alone:
 
     def chat(self, ask: Ask) -> None:
         """Send it to the emptiest node."""
-        self.send(ask, self.emptiest(range(len(self.inflight))))
+        self.send(ask, self.emptiest(self.everywhere, ask))
+
+    @property
+    def everywhere(self) -> range:
+        """All nodes."""
+        return range(len(self.inflight))
 
     def send(self, ask: Ask, node: int, priority: int = 0) -> Seq:
         """Send an ask to a node."""
@@ -37,9 +43,11 @@ class Alone:
         self.nodes[seq] = node
         return seq
 
-    def emptiest(self, nodes: range) -> int:
-        """The node with the fewest calls in flight."""
-        return min(nodes, key=lambda node: self.inflight[node])
+    def emptiest(self, nodes: Iterable[int], ask: Ask) -> int:
+        """The node with the fewest calls in flight, of those whose context holds the ask."""
+        engines, size = self.world.engines, ask.prompt + ask.output
+        holding = [node for node in nodes if size <= engines[node].profile.holds] or self.everywhere
+        return min(holding, key=lambda node: self.inflight[node])
 
     def spoke(self, seq: Seq, now: float) -> None:
         """The first token of a try is here."""
@@ -71,7 +79,8 @@ class Direct(Alone):
             self.line_ended()
 
     def line_ended(self) -> None:
-        self.send(self.world.line(), self.emptiest(range(len(self.inflight))), self.priority)
+        line = self.world.line()
+        self.send(line, self.emptiest(self.everywhere, line), self.priority)
 
 
 class Split(Direct):
@@ -82,10 +91,12 @@ class Split(Direct):
         self.k = k
 
     def chat(self, ask: Ask) -> None:
-        self.send(ask, self.emptiest(range(self.k)))
+        self.send(ask, self.emptiest(range(self.k), ask))
 
     def line_ended(self) -> None:
-        self.send(self.world.line(), self.emptiest(range(self.k, len(self.inflight))))
+        if self.k < len(self.inflight):
+            line = self.world.line()
+            self.send(line, self.emptiest(range(self.k, len(self.inflight)), line))
 
 
 class Gate(Direct):
@@ -128,4 +139,5 @@ class Gate(Direct):
 
     def open(self) -> None:
         """One line goes through."""
-        self.send(self.waiting.popleft(), self.emptiest(range(len(self.inflight))))
+        line = self.waiting.popleft()
+        self.send(line, self.emptiest(self.everywhere, line))

@@ -42,6 +42,7 @@ class Engine:
         self._steps = 0
         self._pace = (0.0, 0.0)
         self._disturbed = False
+        self._told = (0, 0, 0.0)
         self._prefills: list[tuple[Seq, int]] = []
         self._decodes: list[Seq] = []
 
@@ -65,8 +66,8 @@ class Engine:
             self._interrupt()
 
     def load(self) -> tuple[int, int, float]:
-        """Sequences running and waiting, and the share of KV blocks in use."""
-        return len(self.running), len(self.waiting), self.blocks.held / self.blocks.total
+        """Sequences running and waiting, and the share of KV blocks in use, as the engine told when its last step ended."""
+        return self._told
 
     # Steps
 
@@ -136,6 +137,7 @@ class Engine:
             ended += self._decoded(steps, heard_at)
         for seq in ended:
             self._leave(seq)
+        self._told = (len(self.running), len(self.waiting), self._used())
         if spoke or ended:
             self.loop.call_at(heard_at, _tell, spoke, ended, heard_at)
         self._begin()
@@ -279,6 +281,9 @@ class Engine:
         return planned
 
     # Where the KV of a sequence is
+
+    def _used(self) -> float:
+        return self.blocks.held / self.blocks.total
 
     def _spare(self) -> int:
         """Steps of decoding for which there surely are blocks."""

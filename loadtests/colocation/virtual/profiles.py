@@ -36,6 +36,11 @@ class Profile:
     ingest_token_s: float = 0.0
     token_s: float = 46e-6
 
+    @property
+    def holds(self) -> int:
+        """The longest prompt and answer together, in tokens."""
+        return self.kv_tokens // self.seqs if self.engine == "llamacpp" else min(self.context, self.kv_tokens)
+
     def scaled(self, prefill: float) -> "Profile":
         """The same machine with another cost of a prompt token."""
         return replace(self, b=self.b * prefill, e=self.e * prefill)

@@ -61,9 +61,8 @@ class LlamaEngine(Engine):
         super().__init__(profile, loop)
         self._slots = [_Slot() for _ in range(profile.seqs)]
 
-    def load(self) -> tuple[int, int, float]:
-        held = sum(slot.seq.computed for slot in self._slots if slot.seq is not None)
-        return len(self.running), len(self.waiting), held / self.profile.kv_tokens
+    def _used(self) -> float:
+        return sum(slot.seq.computed for slot in self._slots if slot.seq is not None) / self.profile.kv_tokens
 
     def _schedule(self) -> None:
         self._seat()
