@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 
+import structlog
 import uvicorn
 import uvloop
 from starlette.routing import BaseRoute
@@ -24,9 +25,10 @@ from router.api.front import Front
 from router.api.house import House
 from router.api.protocol import FrontProtocol
 from router.batching import Batching, Corridor
+from router.core.budget import Permit
 from router.core.call import Workload
 from router.core.estimate import Estimates
-from router.core.node import State
+from router.core.node import Node, State
 from router.dispatch.admission import Admission
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.ledger import Ledger
@@ -51,6 +53,8 @@ what a call leaves behind is freed by its reference counts."""
 LAST_WORDS_S = 2.0
 """Time for streams that were cut at the end of the drain to say so to their callers."""
 
+log = structlog.get_logger()
+
 
 class App:
     """Every object of a running router. `port` is where it listens once it does."""
@@ -68,7 +72,14 @@ class App:
         self.estimates = Estimates()
         self.nodes = [assembly.node(entry, settings.pools.batch.reserve) for entry in settings.nodes]
         targets = {entry.name: assembly.target(entry.url, entry.api_key) for entry in settings.nodes}
-        self.admission = Admission(self.nodes, assembly.limits(settings), self.clock, self._noticed)
+        self.admission = Admission(
+            self.nodes,
+            assembly.limits(settings),
+            self.clock,
+            self._noticed,
+            assembly.policy(settings),
+            self._taken_back,
+        )
         self.ways, self.relay = assembly.ways(settings, targets), assembly.relay(settings)
         self.dispatcher = Dispatcher(
             self.admission,
@@ -85,7 +96,7 @@ class App:
             clock=self.clock,
             changed=self.admission.changed,
         )
-        self.metrics.watch(lambda: (assembly.view(node) for node in self.nodes))
+        self.metrics.watch(lambda: (assembly.view(node) for node in self.nodes), self.admission.reasons)
 
     async def open(self) -> None:
         """Open the store, if batches are offered, and the door."""
@@ -134,6 +145,11 @@ class App:
         self.metrics.waiting(workload, calls, size)
         if workload is Workload.BATCH and self.batching is not None:
             asyncio.get_running_loop().call_soon(self.batching.runner.feed)
+
+    def _taken_back(self, node: Node, permit: Permit, wasted: float) -> None:
+        mode = self.admission.policy.mode
+        self.metrics.taken_back(node.name, permit.phase, mode, wasted)
+        log.debug("taken back", node=node.name, phase=permit.phase, mode=mode, wasted_tokens=round(wasted))
 
     def _house(self) -> House:
         settings = self.settings

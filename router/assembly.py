@@ -13,6 +13,7 @@ from router.api.auth import Caller, Keyring
 from router.api.terms import Terms
 from router.core.call import Workload
 from router.core.node import Node, Spec, State
+from router.core.yielding import Policy
 from router.dispatch import request
 from router.dispatch.admission import Limits
 from router.dispatch.dispatcher import Patience
@@ -51,6 +52,15 @@ def limits(settings: Settings) -> dict[Workload, Limits]:
         workload: Limits(patience_s=pool.patience_s, queue_calls=pool.queue_calls, queue_bytes=pool.queue_bytes)
         for workload, pool in pools.items()
     }
+
+
+def policy(settings: Settings) -> Policy:
+    """How batch makes way for chat."""
+    pools = settings.pools
+    stated = pools.interactive.ttft_p95_ms
+    return Policy(
+        ttft_p95_s=None if stated == "auto" else stated / 1000, mode=pools.batch.mode, lend=pools.interactive.lend
+    )
 
 
 def patience(settings: Settings) -> Patience:

@@ -16,7 +16,7 @@
     +-- NodeFailed                    one leg of a call failed; another may be tried
     |   +-- ConnectFailed             +-- FirstByteTimeout       +-- IdleTimeout
     |   +-- Truncated                 +-- BadAnswer              +-- BadStatus
-    |   +-- ErrorInStream             +-- NodeRefused
+    |   +-- ErrorInStream             +-- NodeRefused            +-- TakenBack
     +-- ProbeFailed                   one look at a node failed
     +-- StoreError                    the database did not do what was asked; nothing was half written
         +-- StoreLost                 no connection, or locked too long; ask again
@@ -250,6 +250,10 @@ class BadStatus(NodeFailed):
 
 class NodeRefused(NodeFailed):
     """The node has no room (429 or 503). Nothing was done, so asking elsewhere costs nothing."""
+
+
+class TakenBack(NodeFailed):
+    """The router took the room back for an interactive call: no fault of the node's, and the call goes on later."""
 
 
 class ErrorInStream(NodeFailed):

@@ -152,6 +152,7 @@ class Metrics(Collector):
     def __init__(self, nodes: Iterable[str] = ()) -> None:
         self._nodes = {name: name for name in (*nodes, RELAY)}
         self._look: Callable[[], Iterable[NodeView]] = tuple
+        self._look_at_waits: Callable[[], Mapping[Labels, int]] = dict
         self._calls = Family("calls", "Calls that ended.", "endpoint", "workload", "outcome")
         self._classified = Family("classified", "Calls by what told their workload.", "workload", "reason")
         self._duration = Spread("call_duration_seconds", "Whole life of a call.", DURATION_S, "endpoint", "workload")
@@ -169,6 +170,12 @@ class Metrics(Collector):
         self._output_tokens = Family("output_tokens", "Output tokens as nodes counted them.", "workload")
         self._relayed = Family("relayed", "Calls sent to the relay.", "cause")
         self._legs = Family("legs", "Attempts of calls on a node or the relay.", "node", "outcome")
+        self._taken_back = Family(
+            "take_backs", "Batch calls whose room was taken back for chat.", "node", "phase", "mode"
+        )
+        self._read_in_vain = Family(
+            "take_back_wasted_tokens", "Prompt tokens that take-backs let nodes read in vain.", "node"
+        )
         self._truncated = Family("truncated", "Answers that broke off before their end.", "node")
         self._oversized = Family("oversized_events", "Stream events over the size limit.")
         self._exact = Level("tokenizer_exact", "1 if tokens are counted, 0 if they are estimated from bytes.")
@@ -194,9 +201,9 @@ class Metrics(Collector):
         """Take in the node names of changed settings. Names that went stay known, as their counts do."""
         self._nodes.update({name: name for name in nodes})
 
-    def watch(self, look: Callable[[], Iterable[NodeView]]) -> None:
-        """Ask `look` how the nodes are at every scrape."""
-        self._look = look
+    def watch(self, look: Callable[[], Iterable[NodeView]], waits: Callable[[], Mapping[Labels, int]] = dict) -> None:
+        """Ask `look` how the nodes are at every scrape, and `waits` how many calls wait by workload and reason."""
+        self._look, self._look_at_waits = look, waits
 
     def classified(self, call: Call) -> None:
         """A call's workload was told."""
@@ -224,6 +231,11 @@ class Metrics(Collector):
     def relayed(self, cause: str) -> None:
         """A call goes to the relay. `cause` is a word of a closed list."""
         self._relayed.add((cause,))
+
+    def taken_back(self, node: str, phase: str, mode: str, wasted: float) -> None:
+        """Room was taken back from batch; `wasted` prompt tokens were read in vain."""
+        self._taken_back.add((self._node(node), phase, mode))
+        self._read_in_vain.add((self._node(node),), wasted)
 
     def waiting(self, workload: Workload, calls: int, size: int) -> None:
         """So many calls with so many body bytes wait now."""
@@ -272,7 +284,10 @@ class Metrics(Collector):
             for kind in ("capacity", *Workload):
                 if kind in view.room:
                     room.set(view.room[kind], (view.name, kind))
-        return up, state, running, room
+        waits = Level("waiting_calls", "Calls that wait for room, by why.", "workload", "reason")
+        for labels, calls in self._look_at_waits().items():
+            waits.set(calls, labels)
+        return up, state, running, room, waits
 
 
 def _bounded(labels: Labels, known: Mapping[Labels, object]) -> Labels:

@@ -2,18 +2,22 @@
 
 Rules:
 - Room is KV tokens and sequences. A capacity that is unknown (None) does not limit; it is never read as zero.
-- Room is taken when a Permit is made and given back when its block ends. There is no other way to give it back.
+- Room is taken when a Permit is made and given back when its block ends, or when the permit is taken back: then it is
+  free at once, though its block has yet to end. There is no other way to give it back.
 - Batch leaves the reserve alone: the part of each capacity that is kept for interactive calls. One batch call that is
   larger than the rest may run where no other batch call does, or it would never run.
 - What others run on the node (seen in its metrics, not sent by us) is foreign room: it counts as taken by everybody.
+- A permit tells its phase: in prefill until its first token, then in decode.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from enum import StrEnum
 from types import TracebackType
 
 import msgspec
 
 from router.core.call import Workload
+from router.core.pace import Past
 
 
 class Room(msgspec.Struct, frozen=True):
@@ -23,17 +27,58 @@ class Room(msgspec.Struct, frozen=True):
     sequences: int
 
 
+NONE = Room(0, 0)
+
+
+class Phase(StrEnum):
+    """Of a running call: its prompt is read, or its answer is written."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
 class Permit:
-    """The right to hold room on one node for the length of a `with` block."""
+    """The right to hold room on one node for the length of a `with` block.
 
-    __slots__ = ("_budget", "room", "workload")
+    `prompt_tokens` is what is read before the first token; `began_at` and `spoke_at` (the first token, None before it)
+    are seconds of the node's clock. A `firm` permit is not taken back. `left` is called, once, when it is. `past` is
+    what earlier take-backs cost the call; `quiet` says that nothing else was read when it began, `chats` how many
+    interactive calls ran, `took` that batch was taken back for it.
+    """
 
-    def __init__(self, budget: "Budget", room: Room, workload: Workload) -> None:
+    __slots__ = (
+        "_budget",
+        "began_at",
+        "chats",
+        "firm",
+        "left",
+        "past",
+        "prompt_tokens",
+        "quiet",
+        "room",
+        "spoke_at",
+        "taken",
+        "took",
+        "workload",
+    )
+
+    def __init__(
+        self, budget: "Budget", room: Room, workload: Workload, prompt_tokens: int = 0, now: float = 0.0
+    ) -> None:
         self._budget: Budget | None = budget
         self.room = room
         self.workload = workload
-        budget._permits.add(self)
-        budget._count(self, +1)
+        self.prompt_tokens = prompt_tokens
+        self.began_at = now
+        self.spoke_at: float | None = None
+        self.past: Past | None = None
+        self.firm = False
+        self.taken = False
+        self.took = False
+        self.left: Callable[[], None] | None = None
+        self.quiet = not (budget.prefilling or budget.foreign.sequences)
+        self.chats = budget.chats
+        budget._add(self)
 
     def __enter__(self) -> "Permit":
         return self
@@ -41,24 +86,61 @@ class Permit:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         budget, self._budget = self._budget, None
         if budget is not None:
-            budget._permits.discard(self)
-            budget._count(self, -1)
+            budget._remove(self)
+        self.left = None
+
+    @property
+    def phase(self) -> Phase:
+        """Whether its first token is out."""
+        return Phase.PREFILL if self.spoke_at is None else Phase.DECODE
+
+    def spoke(self, now: float) -> None:
+        """Its first token is here; later ones change nothing."""
+        if self.spoke_at is None:
+            self.spoke_at = now
+            if self._budget is not None:
+                self._budget._spoke(self)
+
+    def take(self) -> None:
+        """Take it back: its room is free now, and whoever holds the block is told to leave."""
+        self.taken = True
+        left = self.left
+        self.__exit__(None, None, None)
+        if left is not None:
+            left()
 
 
 class Budget:
     """Room of one node.
 
     `tokens` and `sequences` are capacities, None where the node does not tell. `reserve` is the share (0 to 1) of each
-    that batch leaves to interactive calls; of a capacity of one sequence nothing can be kept.
+    that batch leaves to interactive calls; of a capacity of one sequence nothing can be kept. `chats` counts
+    interactive permits, `reading` those of them in prefill and `unread` their prompt tokens; `prefilling` counts
+    permits of any workload in prefill. `batch` are the batch permits, oldest first.
     """
 
-    __slots__ = ("_all", "_held", "_permits", "foreign", "reserve", "sequences", "tokens")
+    __slots__ = (
+        "_all",
+        "_held",
+        "_permits",
+        "batch",
+        "chats",
+        "foreign",
+        "prefilling",
+        "reading",
+        "reserve",
+        "sequences",
+        "tokens",
+        "unread",
+    )
 
     def __init__(self, tokens: int | None = None, sequences: int | None = None, reserve: float = 0.0) -> None:
         self.tokens = tokens
         self.sequences = sequences
         self.reserve = reserve
         self.foreign = Room(0, 0)
+        self.batch: dict[Permit, None] = {}
+        self.chats = self.reading = self.unread = self.prefilling = 0
         self._permits: set[Permit] = set()
         self._held = {workload: [0, 0] for workload in Workload}
         self._all = [0, 0]
@@ -72,23 +154,27 @@ class Budget:
 
     def clamp(self, room: Room) -> Room:
         """The room a call takes at most: a node never gives one call more than it has."""
-        tokens = room.tokens if self.tokens is None else min(room.tokens, max(1, self.tokens))
-        sequences = room.sequences if self.sequences is None else min(room.sequences, max(1, self.sequences))
-        return Room(tokens, sequences)
+        tokens, sequences = self.tokens, self.sequences
+        if (tokens is None or room.tokens <= tokens) and (sequences is None or room.sequences <= sequences):
+            return room
+        return Room(
+            room.tokens if tokens is None else min(room.tokens, max(1, tokens)),
+            room.sequences if sequences is None else min(room.sequences, max(1, sequences)),
+        )
 
-    def fits(self, room: Room, workload: Workload) -> bool:
-        """Whether a call of that room may start now."""
+    def fits(self, room: Room, workload: Workload, without: Room = NONE) -> bool:
+        """Whether a call of that room may start now, or once the room `without` of batch is free."""
         room = self.clamp(room)
         tokens, sequences = self._all
         foreign, batch = self.foreign, self._held[Workload.BATCH]
         reserve = self.reserve if workload is Workload.BATCH else 0.0
-        return _fits(room.tokens, tokens + foreign.tokens, batch[0], self.tokens, reserve) and _fits(
-            room.sequences, sequences + foreign.sequences, batch[1], self.sequences, reserve
+        return _fits(room.tokens, tokens + foreign.tokens - without.tokens, batch[0], self.tokens, reserve) and _fits(
+            room.sequences, sequences + foreign.sequences - without.sequences, batch[1], self.sequences, reserve
         )
 
-    def hold(self, room: Room, workload: Workload) -> Permit:
+    def hold(self, room: Room, workload: Workload, *, prompt_tokens: int = 0, now: float = 0.0) -> Permit:
         """Take room now, for the `with` block of the permit. The caller has asked `fits`."""
-        return Permit(self, self.clamp(room), workload)
+        return Permit(self, self.clamp(room), workload, prompt_tokens, now)
 
     @property
     def told(self) -> bool:
@@ -109,10 +195,43 @@ class Budget:
         share = (tokens + self.foreign.tokens) / self.tokens if self.tokens else 0.0
         return max(share, (sequences + self.foreign.sequences) / self.sequences) if self.sequences else share
 
+    # What permits tell
+
+    def _add(self, permit: Permit) -> None:
+        self._permits.add(permit)
+        self.prefilling += 1
+        if permit.workload is Workload.INTERACTIVE:
+            self.chats += 1
+            self.reading += 1
+            self.unread += permit.prompt_tokens
+        else:
+            self.batch[permit] = None
+        self._count(permit, +1)
+
+    def _remove(self, permit: Permit) -> None:
+        self._permits.discard(permit)
+        if permit.spoke_at is None:
+            self._spoke(permit)
+        if permit.workload is Workload.INTERACTIVE:
+            self.chats -= 1
+        else:
+            del self.batch[permit]
+        self._count(permit, -1)
+
+    def _spoke(self, permit: Permit) -> None:
+        self.prefilling -= 1
+        if permit.workload is Workload.INTERACTIVE:
+            self.reading -= 1
+            self.unread -= permit.prompt_tokens
+
     def _count(self, permit: Permit, sign: int) -> None:
-        for row in (self._held[permit.workload], self._all):
-            row[0] += sign * permit.room.tokens
-            row[1] += sign * permit.room.sequences
+        room = permit.room
+        tokens, sequences = sign * room.tokens, sign * room.sequences
+        held, everything = self._held[permit.workload], self._all
+        held[0] += tokens
+        held[1] += sequences
+        everything[0] += tokens
+        everything[1] += sequences
 
 
 def kept_back(capacity: int, reserve: float) -> int:

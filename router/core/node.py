@@ -12,6 +12,8 @@ import msgspec
 
 from router.core.budget import Budget, Permit, Room
 from router.core.call import Call, Workload
+from router.core.pace import GAP, Pace, Past
+from router.core.packing import Bearing
 
 FAULTS_TO_DOWN = 3
 """Failures in a row that take a node out. One is chance, two may be one event seen twice."""
@@ -106,6 +108,7 @@ class Node:
 
     __slots__ = (
         "backoff_s",
+        "bearing",
         "budget",
         "cause",
         "facts",
@@ -115,6 +118,7 @@ class Node:
         "hung",
         "load",
         "misses",
+        "pace",
         "refusal_s",
         "refused_until",
         "retry_at",
@@ -123,6 +127,7 @@ class Node:
         "state",
         "stranger",
         "trial",
+        "trickle_s",
     )
 
     def __init__(self, spec: Spec, *, reserve: float = 0.0) -> None:
@@ -139,6 +144,9 @@ class Node:
         self.backoff_s = BACKOFF_S[0]
         self.refusal_s = REFUSAL_S[0]
         self.budget = Budget(spec.tokens, spec.sequences, reserve)
+        self.pace = Pace()
+        self.bearing = Bearing()
+        self.trickle_s = 0.0
 
     @property
     def name(self) -> str:
@@ -175,6 +183,53 @@ class Node:
             if output > left:
                 output = max(0, left)
         return Room(call.prompt_tokens + output * call.sequences, call.sequences)
+
+    def hold(self, call: Call, now: float, past: Past | None = None) -> Permit:
+        """Take room for a call, for the `with` block of the permit."""
+        permit = self.budget.hold(self.room_for(call), call.workload, prompt_tokens=call.prompt_tokens, now=now)
+        permit.past = past
+        if call.workload is Workload.INTERACTIVE:
+            self.pace.chat_came(now)
+        return permit
+
+    def spoke(self, permit: Permit, now: float, *, streamed: bool) -> None:
+        """The first token of a call is here; of one that is not streamed the whole answer, which tells no pace."""
+        if permit.spoke_at is not None or permit.taken:
+            return
+        permit.spoke(now)
+        if not streamed:
+            return
+        seconds = now - permit.began_at
+        if permit.past is not None and permit.past.times:
+            self.pace.resumed(permit.prompt_tokens, seconds, permit.past)
+        elif permit.took:
+            self.pace.took(permit.prompt_tokens, seconds)
+        elif permit.quiet:
+            chat = permit.workload is Workload.INTERACTIVE
+            self.pace.read_quietly(permit.prompt_tokens, seconds, chat=chat)
+
+    def take_back(self, permit: Permit, now: float) -> float:
+        """Take the room of a batch call back. Returns how many prompt tokens were read for nothing."""
+        past = permit.past
+        wasted = 0.0
+        if past is not None:
+            until = now if permit.spoke_at is None else permit.spoke_at
+            wasted = self.pace.lost(permit.prompt_tokens, until - permit.began_at, past)
+            past.node, past.taken_at = self.name, now
+        permit.take()
+        return wasted
+
+    def chatted(self, permit: Permit, tokens: int, now: float, stated_s: float | None) -> None:
+        """An interactive call ended well, `tokens` long. `stated_s` is the objective for its first token, if stated."""
+        if permit.spoke_at is None:
+            return
+        pace, seconds = self.pace, now - permit.spoke_at
+        gap_s, objective = pace.gap_s, pace.objective_s(stated_s)
+        slow = tokens > 1 and gap_s is not None and seconds / (tokens - 1) > GAP * gap_s
+        late = objective is not None and permit.spoke_at - permit.began_at > objective
+        self.bearing.judge(permit.chats, kept=not (slow or late))
+        if gap_s is None or permit.chats <= self.bearing.limit / 4:
+            pace.wrote(tokens - 1, seconds)
 
     def usable(self, now: float, *, panic: bool = False) -> bool:
         """Whether a call may be sent now. In panic (no node is usable) waits are cut short."""

@@ -2,8 +2,10 @@
 
 `place` takes what is known and returns what to do. It has no clock, does no I/O and changes nothing. Order of thought:
 which nodes serve the model, which of them hold the prompt, which are shaped for the workload (chat takes others when
-none of those is usable), which are usable, which have room; then, with none left, patience, the relay, and the reason
-to refuse.
+none of those is usable), which are usable, which have room, or would have it if batch were taken back; then, with none
+left, patience, the relay, and the reason to refuse.
+
+What batch may do on a node that chat uses is said in `yielding`, how many nodes chat is packed on in `packing`.
 """
 
 from collections.abc import Collection, Sequence
@@ -11,24 +13,31 @@ from enum import StrEnum
 
 import msgspec
 
+from router.core.budget import Permit
 from router.core.call import Call, Workload
 from router.core.node import PANIC_S, Node, State
+from router.core.pace import Past
+from router.core.yielding import FOR_CHAT, Begin, Mode, Policy, WaitReason, begin, victims
+
+__all__ = [
+    "Decision",
+    "Refuse",
+    "RefuseReason",
+    "Relay",
+    "RelayCause",
+    "Run",
+    "Situation",
+    "TakeBack",
+    "Wait",
+    "WaitReason",
+    "place",
+]
 
 UNTOLD_BATCH_SEQUENCES = 4
 """Batch calls at once on a node that tells neither KV tokens nor sequences: it stays fed and is not swamped."""
 
 ASK_AGAIN_S = 0.25
 """A wait that nothing else ends, because a trial call is under way, is looked at again after this long."""
-
-
-class WaitReason(StrEnum):
-    """Why a call waits. What a batch that waits is explained by."""
-
-    NO_ROOM = "no_room"
-    CHAT_WAITS = "chat_waits"
-    ENGINE_QUEUE = "engine_queue"
-    NODES_DOWN = "nodes_down"
-    NODES_BUSY = "nodes_busy"
 
 
 class RelayCause(StrEnum):
@@ -55,16 +64,25 @@ class RefuseReason(StrEnum):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """Send it to this node now."""
+    """Send it to this node now. A batch call that is `firm` is not taken back."""
 
     node: Node
+    firm: bool = False
+
+
+class TakeBack(msgspec.Struct, frozen=True):
+    """Take the room of these batch calls back, then send it to this node."""
+
+    node: Node
+    victims: tuple[Permit, ...]
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """Ask again when something changes, or at `until`."""
+    """Ask again when something changes, or at `until`. `node` is the one whose chat is waited for, if that is why."""
 
     reason: WaitReason
     until: float | None = None
+    node: Node | None = None
 
 
 class Relay(msgspec.Struct, frozen=True):
@@ -80,14 +98,15 @@ class Refuse(msgspec.Struct, frozen=True):
     context: int | None = None
 
 
-Decision = Run | Wait | Relay | Refuse
+Decision = Run | TakeBack | Wait | Relay | Refuse
 
 
 class Situation(msgspec.Struct, kw_only=True):
     """What is known of one call beside the nodes.
 
     `waited` and `patience` in seconds; `tried` names nodes that failed this call; `relay` says whether a relay is
-    mapped for it; `chat_waits` whether interactive calls for the same model wait for room; `turn` breaks ties.
+    mapped for it; `chat_waits` whether interactive calls for the same model wait for room; `turn` breaks ties; `past`
+    is what take-backs cost it so far; `packed` on how many nodes chat is placed, None to spread it over all.
     """
 
     waited: float = 0.0
@@ -96,6 +115,9 @@ class Situation(msgspec.Struct, kw_only=True):
     relay: bool = False
     chat_waits: bool = False
     turn: int = 0
+    past: Past | None = None
+    packed: int | None = None
+    policy: Policy = Policy()
 
 
 def place(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Decision:
@@ -111,18 +133,30 @@ def place(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -
     if not holding:
         longest = max(node.context(call.model) or 0 for node in serving)
         return Relay(RelayCause.CONTEXT) if situation.relay else Refuse(RefuseReason.CONTEXT, longest)
-    shaped = [node for node in holding if call.workload in node.spec.pools] or holding
+    shaped = _shaped(call, holding, situation)
     untried = [node for node in shaped if node.name not in situation.tried] if situation.tried else shaped
     if not untried:
         return Relay(RelayCause.NODE_FAILED) if situation.relay else Refuse(RefuseReason.NODE_FAILED)
+    ready = _usable(call, holding, untried, now, situation)
+    if not ready:
+        return _none_usable(untried, situation, now)
+    if not call.sequences:
+        return Run(_best(ready, situation.turn))
+    if call.workload is Workload.INTERACTIVE:
+        return _chat(call, ready, now, situation)
+    return _batch(call, ready, now, situation)
+
+
+def _usable(
+    call: Call, holding: Sequence[Node], untried: Sequence[Node], now: float, situation: Situation
+) -> Sequence[Node]:
+    """Nodes a call may be sent to now. Chat takes others when none of its own is; with no relay, the least bad."""
     ready = [node for node in untried if node.usable(now)]
     if not ready and call.workload is Workload.INTERACTIVE:
         ready = [node for node in holding if node.name not in situation.tried and node.usable(now)]
     if not ready and not situation.relay:
         ready = [node for node in untried if node.usable(now, panic=True)]
-    if not ready:
-        return _none_usable(untried, situation, now)
-    return _fit(call, ready, situation)
+    return ready
 
 
 def _unserved(nodes: Sequence[Node], situation: Situation, now: float) -> Decision:
@@ -163,30 +197,109 @@ def _none_usable(nodes: Sequence[Node], situation: Situation, now: float) -> Dec
     )
 
 
-def _fit(call: Call, ready: Sequence[Node], situation: Situation) -> Decision:
-    batch = call.workload is Workload.BATCH
-    if not call.sequences:
-        return Run(_best(ready, situation.turn))
-    fitting = [node for node in ready if node.budget.fits(node.room_for(call), call.workload)]
-    yielding = batch and situation.chat_waits
-    if batch:
-        fitting = [node for node in fitting if _takes_batch(node, chat_waits=yielding)]
-    if fitting:
-        return Run(_best(fitting, situation.turn))
+def _shaped(call: Call, holding: Sequence[Node], situation: Situation) -> Sequence[Node]:
+    """Nodes of the call's own pool, or else all; an interactive pool that lends counts as batch's while it is idle."""
+    lent = situation.policy.lend and call.workload is Workload.BATCH
+    own = [node for node in holding if call.workload in node.spec.pools or (lent and not node.budget.chats)]
+    return own or holding
+
+
+def packing_order(nodes: Sequence[Node]) -> list[Node]:
+    """The order in which chat fills nodes: those batch has no use for first, then where chat is, then without batch."""
+
+    def key(node: Node) -> tuple[bool, bool, bool]:
+        budget = node.budget
+        return Workload.BATCH in node.spec.pools, not budget.chats, bool(budget.batch)
+
+    return sorted(nodes, key=key)
+
+
+def _chat(call: Call, ready: Sequence[Node], now: float, situation: Situation) -> Decision:
+    """An interactive call: where it has room, without batch if that can be had, by taking batch back if not."""
+    packed = situation.packed
+    for nodes in (ready,) if packed is None else _circles(packing_order(ready), packed):
+        fitting = [node for node in nodes if node.budget.fits(node.room_for(call), call.workload)]
+        if fitting:
+            return _run_chat(call, _best(fitting, situation.turn), now, situation.policy)
+    if situation.policy.mode is Mode.ENFORCE:
+        for node in ready if packed is None else packing_order(ready):
+            if node.budget.batch and (taken := victims(call, node, situation.policy, now)) is not None:
+                return TakeBack(node, taken)
     if situation.waited >= situation.patience:
         return Relay(RelayCause.NO_ROOM) if situation.relay else Refuse(RefuseReason.NO_ROOM)
-    if yielding:
-        return Wait(WaitReason.CHAT_WAITS)
-    queued = batch and any(node.load.waiting for node in ready)
-    return Wait(WaitReason.ENGINE_QUEUE if queued else WaitReason.NO_ROOM)
+    return Wait(WaitReason.NO_ROOM)
 
 
-def _takes_batch(node: Node, *, chat_waits: bool) -> bool:
-    if node.load.waiting or (chat_waits and Workload.INTERACTIVE in node.spec.pools):
-        return False
-    if node.budget.tokens is None and node.budget.sequences is None:
-        return node.budget.held(Workload.BATCH).sequences < UNTOLD_BATCH_SEQUENCES
-    return True
+def _circles(ordered: Sequence[Node], packed: int) -> list[Sequence[Node]]:
+    """Nodes chat is packed on and are not at their limit, then the next one, then all."""
+    inner = [node for node in ordered[:packed] if node.budget.chats < node.bearing.limit]
+    return [inner, ordered[packed : packed + 1], ordered]
+
+
+def _run_chat(call: Call, node: Node, now: float, policy: Policy) -> Decision:
+    if not node.budget.batch:
+        return Run(node)
+    taken = victims(call, node, policy, now)
+    return TakeBack(node, taken) if taken else Run(node)
+
+
+def _batch(call: Call, ready: Sequence[Node], now: float, situation: Situation) -> Decision:
+    """A batch call: where chat would not notice, first on the node that keeps what was read of it."""
+    wait: Wait | None = None
+    inner = frozenset(node.name for node in packing_order(ready)[: situation.packed or 0]) if len(ready) > 1 else ()
+    for node in _preferred(ready, inner, situation):
+        beginning = _beginning(call, node, now, situation)
+        reason = beginning.reason
+        if reason is None:
+            return Run(node, beginning.firm)
+        if reason is WaitReason.CHAT_DECODE and node.name in inner:
+            reason = WaitReason.PACKING
+        for_chat = reason in FOR_CHAT
+        if wait is None or (for_chat and wait.node is None):
+            wait = Wait(reason, now + ASK_AGAIN_S if for_chat else None, node if for_chat else None)
+        if _worth_waiting(node, situation, now):
+            wait = wait if for_chat else Wait(WaitReason.KEPT_ELSEWHERE, now + ASK_AGAIN_S)
+            break
+    if situation.waited >= situation.patience:
+        return Relay(RelayCause.NO_ROOM) if situation.relay else Refuse(RefuseReason.NO_ROOM)
+    assert wait is not None
+    return wait
+
+
+def _beginning(call: Call, node: Node, now: float, situation: Situation) -> Begin:
+    """Whether a batch call may begin on that node."""
+    if not node.budget.fits(node.room_for(call), call.workload) or _swamped(node):
+        return Begin(WaitReason.NO_ROOM)
+    if node.load.waiting:
+        return Begin(WaitReason.ENGINE_QUEUE)
+    if situation.chat_waits and Workload.INTERACTIVE in node.spec.pools:
+        return Begin(WaitReason.CHAT_WAITS)
+    return begin(call, node, situation.past, situation.policy, now)
+
+
+def _preferred(ready: Sequence[Node], inner: Collection[str], situation: Situation) -> list[Node]:
+    """The node that keeps what was read; then nodes without chat, least used first; `inner`, full of chat, last."""
+    kept_at = situation.past.node if situation.past is not None else None
+    count, turn = len(ready), situation.turn
+    comparable = all(node.budget.told for node in ready)
+
+    def rank(indexed: tuple[int, Node]) -> tuple[object, ...]:
+        index, node = indexed
+        burden = _burden(node, comparable=comparable), node.budget.running(), (index - turn) % count
+        return node.name != kept_at, node.name in inner, node.budget.chats > 0, *burden
+
+    return [node for _, node in sorted(enumerate(ready), key=rank)]
+
+
+def _worth_waiting(node: Node, situation: Situation, now: float) -> bool:
+    """Whether the node keeps so much of the prompt that waiting for it costs less than reading it elsewhere."""
+    past = situation.past
+    return past is not None and past.node == node.name and now - past.taken_at < past.read_s
+
+
+def _swamped(node: Node) -> bool:
+    budget = node.budget
+    return budget.tokens is None and budget.sequences is None and len(budget.batch) >= UNTOLD_BATCH_SEQUENCES
 
 
 def _best(nodes: Sequence[Node], turn: int) -> Node:

@@ -2,6 +2,7 @@
 
 Rules:
 - A call that can run at once never touches the queue.
+- Room that batch gives back passes to the call it was taken for in the same step, so nobody comes between.
 - Waiters are served in order of arrival, interactive before batch; a waiter that finds no room holds back those behind
   it that want the same model, so that a large call is not overtaken for ever.
 - A waiter is asked again when something changes (room given back, a node seen) or when its moment comes (patience ends,
@@ -12,13 +13,13 @@ Rules:
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
-
-import msgspec
 
 from router.core.budget import Permit
 from router.core.call import Call, Workload
 from router.core.node import Node, State
+from router.core.packing import Packing
 from router.core.placement import (
     Decision,
     Refuse,
@@ -27,90 +28,36 @@ from router.core.placement import (
     RelayCause,
     Run,
     Situation,
+    TakeBack,
     Wait,
     WaitReason,
+    packing_order,
     place,
 )
-from router.errors import (
-    Answer,
-    ContextTooLong,
-    ModelNotFound,
-    NotFound,
-    Overloaded,
-    RequestTimeout,
-    UpstreamUnavailable,
-)
+from router.core.yielding import FOR_CHAT, TRICKLE, TRICKLE_MOST_S, Mode, Policy
+from router.dispatch.grant import Grant, RelayGrant
+from router.dispatch.queue import Limits, Queue, Waiter
+from router.dispatch.refusal import refusal
+from router.errors import Answer, Overloaded
+
+__all__ = ["Admission", "Limits", "TakeBacks"]
+
+LATELY_S = 30.0
+"""Chat is packed while batch was here within this long."""
+
+TakeBacks = Callable[[Node, Permit, float], None]
+"""Told of a batch call whose room is taken back, just before, and how many of its prompt tokens were read in vain."""
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """How long and how much one workload may wait: seconds, calls, bytes of request bodies."""
-
-    patience_s: float
-    queue_calls: int
-    queue_bytes: int
-
-
-class Grant(msgspec.Struct, frozen=True):
-    """Room on a node, to be held for a block."""
-
-    node: Node
-    permit: Permit
-
-
-class RelayGrant(msgspec.Struct, frozen=True):
-    """The relay is to answer."""
-
-    cause: RelayCause
-
-
-class Waiter:
-    """One call that waits. `asked_at` is when it first asked for room; a retry keeps it."""
-
-    __slots__ = ("asked_at", "call", "future", "reason", "situation")
-
-    def __init__(self, call: Call, asked_at: float, situation: Situation) -> None:
-        self.call = call
-        self.asked_at = asked_at
-        self.situation = situation
-        self.future: asyncio.Future[Grant | RelayGrant] | None = None
-        self.reason = WaitReason.NO_ROOM
-
-    @property
-    def gone(self) -> bool:
-        """Whether it left and has had no turn yet to take itself out of the queue."""
-        return self.future is not None and self.future.cancelled()
-
-
-class Queue:
-    """Waiters of one workload in order of arrival."""
-
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
-        self.waiters: dict[Waiter, None] = {}
-        self.bytes = 0
-
-    def full(self, call: Call) -> bool:
-        """Whether one more would be over a bound."""
-        over_bytes = self.bytes + len(call.body) > self.limits.queue_bytes
-        return len(self.waiters) >= self.limits.queue_calls or over_bytes
-
-    def add(self, waiter: Waiter) -> None:
-        """Somebody waits from now on, behind all others."""
-        self.waiters[waiter] = None
-        self.bytes += len(waiter.call.body)
-
-    def drop(self, waiter: Waiter) -> None:
-        """Somebody waits no more; again does no harm."""
-        if waiter in self.waiters:
-            del self.waiters[waiter]
-            self.bytes -= len(waiter.call.body)
+def _untold(node: Node, permit: Permit, wasted: float) -> None:
+    """Nobody wants to know."""
 
 
 class Admission:
     """Grants room to calls, at once or in order.
 
     `nodes` are all nodes; `limits` per workload; `clock` seconds of a steady clock; `noticed(workload, calls, bytes)`
-    is told when a queue changed.
+    is told when a queue changed; `policy` says how batch makes way for chat, and `took` is told when it does.
     """
 
     def __init__(
@@ -119,7 +66,13 @@ class Admission:
         limits: dict[Workload, Limits],
         clock: Callable[[], float],
         noticed: Callable[[Workload, int, int], None],
+        policy: Policy = Policy(),  # noqa: B008  # frozen
+        took: TakeBacks = _untold,
     ) -> None:
+        self.policy = policy
+        self._took = took
+        self._packings: dict[str, Packing] = {}
+        self._batch_at = -math.inf
         self._nodes = nodes
         self._queues = {workload: Queue(limits[workload]) for workload in Workload}
         self._clock = clock
@@ -138,6 +91,10 @@ class Admission:
         """Everybody who waits, in the order they are served."""
         return [waiter for workload in Workload for waiter in self._queues[workload].waiters]
 
+    def reasons(self) -> dict[tuple[str, ...], int]:
+        """How many calls wait, by workload and why."""
+        return dict(Counter((str(waiter.call.workload), str(waiter.reason)) for waiter in self.waiters()))
+
     async def grant(self, call: Call, situation: Situation, asked_at: float) -> Grant | RelayGrant:
         """Room for the call, when there is some. Raises an Answer when it is refused.
 
@@ -147,7 +104,7 @@ class Admission:
             raise Overloaded("The router is shutting down; send the call again.", retry_after_s=1)
         waiter = Waiter(call, asked_at, situation)
         situation.patience = self._queues[call.workload].limits.patience_s
-        if not self._behind(call):
+        if waiter.returned or not self._behind(call):
             granted = self._settle(waiter, self._decide(waiter))
             if granted is not None:
                 return granted
@@ -157,7 +114,7 @@ class Admission:
         """Ask again for everybody who waits. Called whenever room or a node changed."""
         wake_at = math.inf
         for workload, queue in self._queues.items():
-            held_back: set[tuple[str, str | None]] = set()
+            held_back: dict[tuple[str, str | None], Waiter] = {}
             for waiter in list(queue.waiters):
                 if waiter.gone:
                     continue
@@ -167,10 +124,12 @@ class Admission:
                     decision = self._decide(waiter)
                     if self._resolve(waiter, decision):
                         continue
-                    if not waiter.situation.tried:
-                        held_back.add(key)
+                    if not waiter.situation.tried and not waiter.returned:
+                        held_back[key] = waiter
                     if isinstance(decision, Wait) and decision.until is not None:
                         wake_at = min(wake_at, decision.until)
+                else:
+                    waiter.reason = held_back[key].reason
                 wake_at = min(wake_at, ends)
             self._noticed(workload, len(queue.waiters), queue.bytes)
         self._arm(wake_at)
@@ -220,41 +179,86 @@ class Admission:
             for other in waiters
         )
 
+    def ended(self, call: Call, node: Node | None, permit: Permit | None, tokens: int) -> None:
+        """A call is over that wrote `tokens` in a stream: what it says of the node that answered it."""
+        if tokens and node is not None and permit is not None and call.workload is Workload.INTERACTIVE:
+            node.chatted(permit, tokens, self._clock(), self.policy.ttft_p95_s)
+
     def _decide(self, waiter: Waiter) -> Decision:
         now = self._clock()
-        situation = waiter.situation
+        call, situation = waiter.call, waiter.situation
         situation.waited = now - waiter.asked_at
         situation.turn = self._turn
-        if waiter.call.workload is Workload.BATCH:
+        situation.policy = self.policy
+        if call.workload is Workload.BATCH:
+            self._batch_at = now
             situation.chat_waits = any(
-                other.call.model == waiter.call.model and other.reason is WaitReason.NO_ROOM
+                other.call.model == call.model and other.reason is WaitReason.NO_ROOM
                 for other in self._queues[Workload.INTERACTIVE].waiters
             )
         if self._overdue(waiter):
             return Refuse(RefuseReason.DEADLINE)
-        return place(waiter.call, self._nodes, now, situation)
+        situation.packed = self._packed(call, now) if now - self._batch_at < LATELY_S else None
+        return place(call, self._nodes, now, situation)
+
+    def _packed(self, call: Call, now: float) -> int | None:
+        """On how many nodes chat of that model is placed; None while there is but one that could hold it."""
+        nodes = [
+            node
+            for node in self._nodes
+            if node.state is State.READY and Workload.INTERACTIVE in node.spec.pools and node.serves(call.model)
+        ]
+        if len(nodes) < 2:
+            return None
+        chats = sum(node.budget.chats for node in nodes) + (call.workload is Workload.INTERACTIVE)
+        packing = self._packings.get(call.model)
+        if packing is None:
+            packing = self._packings[call.model] = Packing()
+        return packing.fit(chats, [node.bearing.limit for node in packing_order(nodes)], now)
 
     def _settle(self, waiter: Waiter, decision: Decision) -> Grant | RelayGrant | None:
-        if isinstance(decision, Run):
-            return self._run(waiter.call, decision.node)
         match decision:
-            case Relay(relay_cause):
-                return RelayGrant(relay_cause)
-            case Wait(wait_reason):
-                waiter.reason = wait_reason
+            case Run(node, firm):
+                return self._run(waiter, node, firm=firm)
+            case TakeBack(node, victims):
+                return self._take(waiter, node, victims)
+            case Relay(cause):
+                return RelayGrant(cause)
+            case Wait():
+                self._put_off(waiter, decision)
                 return None
-            case Refuse(refusal, context):
-                raise self._refusal(waiter, refusal, context)
+            case Refuse():
+                raise refusal(waiter.call, decision, self._retry_after(waiter.call.workload))
 
-    def _run(self, call: Call, node: Node) -> Grant:
+    def _run(self, waiter: Waiter, node: Node, *, firm: bool) -> Grant:
         now = self._clock()
         self._turn += 1
         self._grant_gap_s += 0.1 * (min(10.0, now - self._granted_at) - self._grant_gap_s)
         self._granted_at = now
-        permit = node.budget.hold(node.room_for(call), call.workload)
+        call, past = waiter.call, waiter.situation.past
+        if firm:
+            node.trickle_s = max(0.0, node.trickle_s - (node.pace.left_s(call.prompt_tokens, past) or 0.0))
+        permit = node.hold(call, now, past)
+        permit.firm = firm
         if node.state is not State.READY:
             node.try_again(now, permit)
         return Grant(node, permit)
+
+    def _take(self, waiter: Waiter, node: Node, victims: Sequence[Permit]) -> Grant:
+        now, enforced = self._clock(), self.policy.mode is Mode.ENFORCE
+        for victim in victims:
+            self._took(node, victim, node.take_back(victim, now) if enforced else 0.0)
+        granted = self._run(waiter, node, firm=False)
+        granted.permit.took = enforced
+        return granted
+
+    def _put_off(self, waiter: Waiter, wait: Wait) -> None:
+        """A call waits on; what batch waits for chat it gets a share of back, at the node where it waits."""
+        now = self._clock()
+        if wait.node is not None and waiter.reason in FOR_CHAT:
+            saved = wait.node.trickle_s + TRICKLE * (now - waiter.looked_at)
+            wait.node.trickle_s = min(TRICKLE_MOST_S, saved)
+        waiter.reason, waiter.looked_at = wait.reason, now
 
     def _resolve(self, waiter: Waiter, decision: Decision) -> bool:
         """Tell a waiter; True when it waits no more."""
@@ -295,29 +299,6 @@ class Admission:
     def _retry_after(self, workload: Workload) -> int:
         """Seconds until the queue as it stands would be through, at the pace of recent grants."""
         return max(1, min(60, math.ceil(self.waiting(workload) * self._grant_gap_s)))
-
-    def _refusal(self, waiter: Waiter, reason: RefuseReason, context: int | None) -> Answer:
-        call = waiter.call
-        match reason:
-            case RefuseReason.UNKNOWN_MODEL:
-                message = f"The model `{call.model}` does not exist or you do not have access to it."
-                return ModelNotFound(message, param="model")
-            case RefuseReason.CONTEXT:
-                message = (
-                    f"This model's maximum context length is {context} tokens. However, your prompt contains about"
-                    f" {call.prompt_tokens} tokens. Please reduce the length of the prompt."
-                )
-                return ContextTooLong(message, param=call.endpoint.prompt_field)
-            case RefuseReason.OWNER_GONE:
-                return NotFound("The node that holds this response is gone.", param="response_id")
-            case RefuseReason.DEADLINE:
-                return RequestTimeout("No room came before the client's own deadline.", retry_after_s=1)
-            case RefuseReason.NODE_FAILED:
-                return UpstreamUnavailable("Every node that serves this model failed.")
-            case RefuseReason.NODES_DOWN | RefuseReason.NO_ROOM:
-                why = "No node is up" if reason is RefuseReason.NODES_DOWN else "No node has room"
-                retry_after_s = self._retry_after(call.workload)
-                return Overloaded(f"{why} for this model; try again later.", retry_after_s=retry_after_s)
 
 
 def _give_back(future: "asyncio.Future[Grant | RelayGrant]") -> None:

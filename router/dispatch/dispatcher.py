@@ -17,11 +17,13 @@ from types import TracebackType
 
 import msgspec
 
-from router.core.call import Call, Reason
+from router.core.call import Call, Reason, Workload
 from router.core.node import Sign
+from router.core.pace import Past
 from router.core.placement import RelayCause
 from router.dispatch import normalise
-from router.dispatch.admission import Admission, Grant, RelayGrant
+from router.dispatch.admission import Admission
+from router.dispatch.grant import Grant, RelayGrant
 from router.dispatch.ledger import Ledger
 from router.dispatch.leg import Leg, Way
 from router.dispatch.reply import Reply
@@ -35,6 +37,7 @@ from router.errors import (
     NodeFailed,
     NodeRefused,
     RelayMisconfigured,
+    TakenBack,
     UpstreamError,
     UpstreamTimeout,
     UpstreamUnavailable,
@@ -90,16 +93,19 @@ class Dispatcher:
         relay = self._relay
         return relay is not None and call.fallback and call.bound_to is None and call.model in relay.models
 
-    def open(self, call: Call) -> "Opening":
+    def open(self, call: Call, past: Past | None = None) -> "Opening":
         """The call's answer, for as long as the block lasts: `async with dispatcher.open(call) as reply`.
 
-        Entering raises an Answer when there is none.
+        Entering raises an Answer when there is none. The room of a batch call may be taken back: before its answer
+        begins it then waits again, later the block gets TakenBack. `past` is what earlier blocks of it went through.
         """
-        return Opening(self, call)
+        return Opening(self, call, past)
 
-    def set_out(self, call: Call) -> Trip:
+    def set_out(self, call: Call, past: Past | None) -> Trip:
         """A block begins."""
-        trip = Trip(call, self._ledger.clock, relay=self.relays(call))
+        if past is None and call.workload is Workload.BATCH:
+            past = Past()
+        trip = Trip(call, self._ledger.clock, relay=self.relays(call), past=past)
         self.trips.add(trip)
         self._retries.earn()
         return trip
@@ -110,6 +116,7 @@ class Dispatcher:
             trip.broke(error)
         self.trips.discard(trip)
         self._ledger.close(trip)
+        self.admission.ended(trip.call, trip.node, trip.permit, trip.written())
 
     async def first_leg(self, trip: Trip) -> tuple[Leg, Reply]:
         """The first leg that answers, with its answer; it is entered. Raises an Answer when there is none."""
@@ -117,10 +124,13 @@ class Dispatcher:
         while True:
             leg = self._leg(trip, grant)
             try:
-                return leg, await leg.__aenter__()
+                reply = await leg.__aenter__()
             except NodeFailed as error:
                 self._ledger.leg(trip, type(error))
                 grant = await self._next(trip, error)
+            else:
+                self.admission.changed()
+                return leg, reply
 
     def _leg(self, trip: Trip, grant: Grant | RelayGrant) -> Leg:
         patience = self._patience
@@ -139,6 +149,8 @@ class Dispatcher:
         """Where a call goes whose leg failed. Raises the last word when there is nowhere."""
         if trip.node is None:
             raise self._last_word(trip, error) from error
+        if isinstance(error, TakenBack):
+            return await self.admission.grant(trip.call, trip.situation, trip.began_at)
         if isinstance(error, NodeRefused):
             trip.sign(Sign.REFUSED, str(error))
         else:
@@ -183,14 +195,15 @@ class Dispatcher:
 class Opening:
     """The block of one call."""
 
-    __slots__ = ("_call", "_dispatcher", "_leg", "_trip")
+    __slots__ = ("_call", "_dispatcher", "_leg", "_past", "_trip")
 
-    def __init__(self, dispatcher: Dispatcher, call: Call) -> None:
+    def __init__(self, dispatcher: Dispatcher, call: Call, past: Past | None) -> None:
         self._dispatcher = dispatcher
         self._call = call
+        self._past = past
 
     async def __aenter__(self) -> Reply:
-        self._trip = trip = self._dispatcher.set_out(self._call)
+        self._trip = trip = self._dispatcher.set_out(self._call, self._past)
         try:
             self._leg, reply = await self._dispatcher.first_leg(trip)
         except BaseException as error:
@@ -198,6 +211,8 @@ class Opening:
             raise
         trip.committed = True
         trip.status = reply.status
+        if trip.permit is not None and trip.call.reason is not Reason.JOB:
+            trip.permit.firm = True  # somebody reads along: what they have read cannot be taken back
         return reply
 
     async def __aexit__(

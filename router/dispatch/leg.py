@@ -11,13 +11,13 @@ from types import TracebackType
 
 import msgspec
 
-from router.core.call import Outcome
+from router.core.call import Outcome, Workload
 from router.core.node import Sign
 from router.dispatch import normalise, request
-from router.dispatch.admission import Grant
+from router.dispatch.grant import Grant
 from router.dispatch.reply import Reply
 from router.dispatch.trip import Trip
-from router.errors import BadAnswer, BadStatus, ErrorInStream, NodeRefused, RelayMisconfigured
+from router.errors import BadAnswer, BadStatus, ErrorInStream, NodeRefused, RelayMisconfigured, TakenBack
 from router.upstream.pool import Answer as Upstream
 from router.upstream.pool import Exchange, Pool
 from router.upstream.target import Target
@@ -78,10 +78,12 @@ class Leg:
         trip, way, grant = self._trip, self._way, self._grant
         call, node = trip.call, None if grant is None else grant.node
         own_name = way.models.get(call.model, call.model)
-        trip.leave(way.name, node, asks_usage=call.ask_usage and (node is None or node.facts.streams_usage))
+        trip.leave(way.name, grant, asks_usage=call.ask_usage and (node is None or node.facts.streams_usage))
         body = request.body(call, own_name, asks_usage=trip.asks_usage)
         head = request.head(call, way.target, way.starts, len(body))
         exchange = way.pool.exchange(head, body, first_byte_s=self._first_byte_s)
+        if grant is not None and call.workload is Workload.BATCH:
+            grant.permit.left = lambda: exchange.stop(TakenBack("The room was taken back for an interactive call."))
         upstream = await exchange.__aenter__()
         self._exchange = exchange
         if upstream.status >= 400:

@@ -14,7 +14,7 @@ import msgspec
 from router.core.call import Protocol, Usage
 from router.dispatch.normalise import status_inside
 from router.dispatch.trip import Trip
-from router.errors import ErrorInStream, FirstByteTimeout, NodeFailed, Truncated
+from router.errors import ErrorInStream, FirstByteTimeout, NodeFailed, TakenBack, Truncated
 from router.upstream.pool import Answer as Upstream
 from router.upstream.sse import Events, failure_events
 
@@ -186,6 +186,8 @@ class Reply:
         """More of a body we do not read. It cannot say it failed, so a failure breaks the connection to the caller."""
         try:
             data = await upstream.read()
+        except TakenBack:
+            raise
         except NodeFailed as error:
             self.trip.cut(error)
             raise
@@ -207,6 +209,9 @@ class Reply:
                 if chunk:
                     return chunk
             await self._close_stream(upstream, events)
+        except TakenBack:
+            self._upstream = None
+            raise
         except NodeFailed as error:
             self._upstream = None
             if events.complete:

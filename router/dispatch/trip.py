@@ -6,9 +6,12 @@ A Trip lives as long as the block of `Dispatcher.open`. The log line and the met
 from asyncio import CancelledError
 from collections.abc import Callable
 
+from router.core.budget import Permit
 from router.core.call import Call, Outcome, Usage
 from router.core.node import Node, Sign
+from router.core.pace import Past
 from router.core.placement import Situation
+from router.dispatch.grant import Grant
 from router.errors import (
     Answer,
     BadRequest,
@@ -16,6 +19,7 @@ from router.errors import (
     NotFound,
     Overloaded,
     RequestTimeout,
+    TakenBack,
     UpstreamTimeout,
 )
 from router.upstream.sse import Events
@@ -25,6 +29,7 @@ CLIENT_CLOSED = 499
 """Status in the log of a call whose caller was not there to be told one; nginx's."""
 
 _BROKEN: tuple[tuple[type[BaseException], Outcome], ...] = (
+    (TakenBack, Outcome.TAKEN_BACK),
     (UpstreamTimeout, Outcome.TIMED_OUT),
     (RequestTimeout, Outcome.TIMED_OUT),
     (Overloaded, Outcome.REFUSED),
@@ -52,6 +57,7 @@ class Trip:
         "legs",
         "node",
         "outcome",
+        "permit",
         "place",
         "queued_s",
         "sent_at",
@@ -60,11 +66,12 @@ class Trip:
         "usage",
     )
 
-    def __init__(self, call: Call, clock: Callable[[], float], *, relay: bool) -> None:
+    def __init__(self, call: Call, clock: Callable[[], float], *, relay: bool, past: Past | None = None) -> None:
         self._clock = clock
         self.call = call
         self.began_at = clock()
-        self.situation = Situation(relay=relay)
+        self.situation = Situation(relay=relay, past=past)
+        self.permit: Permit | None = None
         self.node: Node | None = None
         self.place = ""
         self.asks_usage = False
@@ -79,18 +86,21 @@ class Trip:
         self.events: Events | None = None
         self.outcome: Outcome | None = None
 
-    def leave(self, place: str, node: Node | None, *, asks_usage: bool) -> None:
+    def leave(self, place: str, grant: Grant | None, *, asks_usage: bool) -> None:
         """A leg begins: room is held and the request goes out."""
         now = self._clock()
         if not self.legs:
             self.queued_s = now - self.began_at
         self.legs += 1
         self.sent_at = now
-        self.place, self.node, self.asks_usage = place, node, asks_usage
+        self.place, self.asks_usage = place, asks_usage
+        self.node, self.permit = (None, None) if grant is None else (grant.node, grant.permit)
 
     def first_token(self) -> None:
         """The first thing a person would see is here: the node has shown that it works."""
-        self.first_token_at = self._clock()
+        self.first_token_at = now = self._clock()
+        if self.node is not None and self.permit is not None:
+            self.node.spoke(self.permit, now, streamed=self.call.stream)
         self.sign(Sign.GOOD, "answered")
 
     def heard(self) -> None:
@@ -127,6 +137,13 @@ class Trip:
     def counted(self) -> Usage | None:
         """Tokens the node says it used, if it said."""
         return self.usage if self.events is None else self.events.usage
+
+    def written(self) -> int:
+        """Tokens of one sequence of an answer that was streamed to its end; 0 when it was not, or nobody counted."""
+        usage = self.counted()
+        if usage is None or self.outcome is not Outcome.COMPLETED or not self.call.stream:
+            return 0
+        return usage.completion // max(1, self.call.sequences)
 
     def first_token_s(self) -> float | None:
         """Seconds from the call's arrival to its first token."""

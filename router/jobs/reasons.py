@@ -19,6 +19,12 @@ __all__ = ["Reasons"]
 _WAITS = {
     WaitReason.NO_ROOM: "The nodes are full.",
     WaitReason.CHAT_WAITS: "Interactive calls wait for room and go first.",
+    WaitReason.CHAT_PREFILL: "An interactive call has just come to the node.",
+    WaitReason.CHAT_DECODE: "Interactive calls are being answered on the node.",
+    WaitReason.CHAT_EXPECTED: "The pauses between interactive calls are too short for its prompt.",
+    WaitReason.BATCH_PREFILL: "Another long prompt is being read on the node.",
+    WaitReason.PACKING: "Interactive calls fill the nodes they are placed on.",
+    WaitReason.KEPT_ELSEWHERE: "The node that has read a part of its prompt is busy.",
     WaitReason.ENGINE_QUEUE: "The engines have calls waiting.",
     WaitReason.NODES_DOWN: "No node that serves the model is up.",
     WaitReason.NODES_BUSY: "The nodes refuse calls for the moment.",

@@ -25,7 +25,7 @@ import structlog
 from router.core.call import Call, Outcome, Workload
 from router.core.job import retry_delay_s
 from router.dispatch.dispatcher import Dispatcher
-from router.errors import Answer, BadRequest, NodeFailed, StoreError, StoreFull, StoreLost
+from router.errors import Answer, BadRequest, NodeFailed, StoreError, StoreFull, StoreLost, TakenBack
 from router.fleet.fleet import Fleet
 from router.jobs.answers import read
 from router.jobs.assemble import Assembly
@@ -245,20 +245,27 @@ class Runner:
         job = held.job
         line = await self._insist(lambda: self.store.line(job))
         call = await self.calls.of(job, line, streamed=streamed, fallback=self.relays(job))
-        while self.trouble is not None or self.clock() >= held.safe_until:
-            await self._renewed.wait()
+        await self._sure(held)
         held.call_id = call.id
         return call
 
+    async def _sure(self, held: Held) -> None:
+        """Wait until the line is surely ours."""
+        while self.trouble is not None or self.clock() >= held.safe_until:
+            await self._renewed.wait()
+
     async def _ask(self, held: Held, call: Call) -> Verdict:
-        try:
-            async with self.dispatcher.open(call) as reply:
-                held.node = reply.node
-                said = await read(reply, call)
-            body = said.body() if isinstance(said, Assembly) else said
-            return answered(reply.status, body, request_id=call.id, streamed=call.stream)
-        except (Answer, NodeFailed) as error:
-            return broken(error, request_id=call.id)
+        while True:
+            try:
+                async with self.dispatcher.open(call, held.past) as reply:
+                    held.node = reply.node
+                    said = await read(reply, call)
+                body = said.body() if isinstance(said, Assembly) else said
+                return answered(reply.status, body, request_id=call.id, streamed=call.stream)
+            except TakenBack:
+                await self._sure(held)
+            except (Answer, NodeFailed) as error:
+                return broken(error, request_id=call.id)
 
     # Ends
 

@@ -10,6 +10,7 @@ Rules:
 from asyncio import Task
 from collections import Counter, deque
 
+from router.core.pace import Past
 from router.jobs.store import JobRow, NewResult
 
 FEW = 8
@@ -21,9 +22,12 @@ LAST_ATTEMPTS = 2
 
 
 class Held:
-    """A line under our lease. `safe_until` is when the lease ends, in seconds of the runner's clock."""
+    """A line under our lease. `safe_until` is when the lease ends, in seconds of the runner's clock.
 
-    __slots__ = ("call_id", "job", "lost", "node", "result", "safe_until", "task")
+    `past` is what take-backs cost it; the line stays ours, and in the store, through all of them.
+    """
+
+    __slots__ = ("call_id", "job", "lost", "node", "past", "result", "safe_until", "task")
 
     def __init__(self, job: JobRow, safe_until: float) -> None:
         self.job = job
@@ -31,6 +35,7 @@ class Held:
         self.task: Task[None] | None = None
         self.call_id: str | None = None
         self.node: str | None = None
+        self.past = Past(job.node)
         self.result: NewResult | None = None
         self.lost = False
 

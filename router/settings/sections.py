@@ -7,12 +7,13 @@ a bound a sane installation never meets. Unknown keys are refused. Secrets are `
 
 import ipaddress
 from collections.abc import Hashable, Iterator, Sequence
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validator, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from router.core.call import Workload
+from router.core.yielding import Mode
 from router.settings.values import (
     Clash,
     Count,
@@ -101,10 +102,10 @@ class Classify(Section):
     """A prompt over this many tokens is batch unless a header or a key says otherwise."""
 
 
-class InteractivePool(Section):
-    """Calls somebody is watching."""
+class Queue(Section):
+    """Calls that wait for room."""
 
-    patience_s: Patience = 2
+    patience_s: Patience
     """Longest wait for room; then the relay, and without one 503 with Retry-After."""
     queue_calls: Count = 1024
     """Most calls that wait at once; one more is refused."""
@@ -112,11 +113,25 @@ class InteractivePool(Section):
     """Most body bytes that wait at once; a call over it is refused."""
 
 
-class BatchPool(InteractivePool):
+class InteractivePool(Queue):
+    """Calls somebody is watching."""
+
+    patience_s: Patience = 2
+    """Longest wait for room; then the relay, and without one 503 with Retry-After."""
+    ttft_p95_ms: Annotated[float, Field(gt=0, le=600_000)] | Literal["auto"] = "auto"
+    """First token that 95 of 100 calls should have within this many milliseconds, beside batch. `auto` is three times
+    what the node takes with nothing else to do, or what one step of its engine allows."""
+    lend: bool = False
+    """Whether batch may use nodes of this pool alone while no interactive call runs there and the context suffices."""
+
+
+class BatchPool(Queue):
     """Calls somebody will come back for."""
 
     patience_s: Patience = 3600
     """Longest wait for room; then the relay, and without one 503 with Retry-After."""
+    mode: Mode = Mode.ENFORCE
+    """`enforce` takes room back from batch when chat comes; `shadow` only counts how often it would have."""
     reserve: Share = 0.25
     """Share of a node's room that batch never holds when interactive calls may run there too, 0 up to 1."""
 

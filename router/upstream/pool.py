@@ -77,7 +77,7 @@ class Answer:
 class Exchange:
     """One request and its answer: `async with pool.exchange(...) as answer`. Good for one entry."""
 
-    __slots__ = ("_answer", "_body", "_first_byte_s", "_head", "_pool")
+    __slots__ = ("_answer", "_body", "_connection", "_first_byte_s", "_head", "_pool", "_stopped")
 
     def __init__(self, pool: "Pool", head: bytes, body: bytes, first_byte_s: float) -> None:
         self._pool = pool
@@ -85,9 +85,17 @@ class Exchange:
         self._body = body
         self._first_byte_s = first_byte_s
         self._answer: Answer | None = None
+        self._connection: Connection | None = None
+        self._stopped: NodeFailed | None = None
+
+    def stop(self, error: NodeFailed) -> None:
+        """End it from outside: the connection is closed now, and whoever waits for its answer gets the error."""
+        self._stopped = error
+        if self._connection is not None:
+            self._connection.fail(error)
 
     async def __aenter__(self) -> Answer:
-        connection = self._pool.pick()
+        self._connection = connection = self._pool.pick()
         if connection is not None:
             try:
                 await connection.start(self._head, self._body, self._first_byte_s)
@@ -96,7 +104,10 @@ class Exchange:
                     raise
                 connection = None  # the server had closed it meanwhile
         if connection is None:
-            connection = await self._pool.connect()
+            self._connection = connection = await self._pool.connect()
+            if self._stopped is not None:
+                connection.abort()
+                raise self._stopped
             await connection.start(self._head, self._body, self._first_byte_s)
         self._answer = answer = Answer(connection)
         return answer
@@ -104,6 +115,7 @@ class Exchange:
     async def __aexit__(
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._connection = None
         if self._answer is not None:
             self._pool.give_back(self._answer.detach())
             self._answer = None

@@ -6,7 +6,8 @@ import pytest
 from router.core.call import ENDPOINTS, Call, Reason, Workload
 from router.core.node import Facts, Load, ModelFacts, Node, Sign, Spec
 from router.core.placement import RelayCause, Situation
-from router.dispatch.admission import Admission, Grant, Limits, RelayGrant
+from router.dispatch.admission import Admission, Limits
+from router.dispatch.grant import Grant, RelayGrant
 from router.errors import ContextTooLong, ModelNotFound, NotFound, Overloaded, RequestTimeout
 
 BOTH = frozenset(Workload)

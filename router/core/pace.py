@@ -1,0 +1,205 @@
+"""How fast one node is and how often chat comes to it, learnt from the calls that ran there.
+
+Nothing here is set by hand: every figure is None until calls have shown it. A *quiet* first token is one whose prompt
+nothing else was read beside.
+
+    seconds a prompt token    of quiet first tokens, by length class (a class is a power of two)
+    unloaded                  the median quiet first token of an interactive call
+    residue                   what an interactive call that took batch back waited longer than that: the engine's step
+    gap                       between two tokens of one interactive call, the lower quartile of calls
+    kept                      the share of a taken-back prompt that needs not be read again
+    arrivals                  the mean time between interactive calls
+"""
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+
+__all__ = ["Pace", "Past", "Recent"]
+
+ENOUGH = 3
+"""Samples before a quantile is believed."""
+OBJECTIVE = 3.0
+"""`auto`: the objective for the first token is this multiple of the unloaded one."""
+GAP = 3.0
+"""Batch may stretch the time between two tokens of a chat to so many times the usual."""
+WEIGHT = 0.2
+"""Of a new sample in a running mean."""
+ARRIVALS_WEIGHT = 0.1
+HOPELESS = 1.5
+"""A prompt read for so many times what it takes, in parts, is not being kept."""
+LONG_AGO = -1e9
+
+
+class Recent:
+    """The last `most` numbers, kept both in order of arrival and sorted."""
+
+    __slots__ = ("_arrived", "_most", "_sorted")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._arrived: deque[float] = deque()
+        self._sorted: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._sorted)
+
+    def add(self, value: float) -> None:
+        """Take in one more; the oldest is forgotten."""
+        if len(self._arrived) == self._most:
+            del self._sorted[bisect_left(self._sorted, self._arrived.popleft())]
+        self._arrived.append(value)
+        insort(self._sorted, value)
+
+    def quantile(self, share: float) -> float | None:
+        """The smallest number that at least `share` of all do not exceed; None while there are too few."""
+        count = len(self._sorted)
+        return self._sorted[min(count - 1, int(share * count))] if count >= ENOUGH else None
+
+
+class Past:
+    """What a call that was taken back has behind it.
+
+    `node` read its prompt last, in all for `spent_s` seconds of which `read_s` are believed to be kept there; `times`
+    counts take-backs, the last at `taken_at`, and `losses` how much of the prompt was read for nothing, in prompts.
+    """
+
+    __slots__ = ("losses", "node", "read_s", "spent_s", "taken_at", "times")
+
+    def __init__(self, node: str | None = None) -> None:
+        self.node = node
+        self.taken_at = LONG_AGO
+        self.read_s = self.spent_s = 0.0
+        self.times = 0
+        self.losses = 0.0
+
+
+class Pace:
+    """What one node has shown. Times in seconds."""
+
+    __slots__ = ("_by_length", "_gaps", "_kept", "_mean_arrival", "_residue", "_unloaded", "arrived_at")
+
+    def __init__(self) -> None:
+        self._by_length: dict[int, float] = {}
+        self._unloaded = Recent(64)
+        self._residue = Recent(32)
+        self._gaps = Recent(64)
+        self._kept: float | None = None
+        self._mean_arrival: float | None = None
+        self.arrived_at = LONG_AGO
+
+    # What is known
+
+    @property
+    def unloaded_s(self) -> float | None:
+        """First token of an interactive call that has the node to itself."""
+        return self._unloaded.quantile(0.5)
+
+    @property
+    def residue_s(self) -> float:
+        """What a take-back leaves of the engine's step, at most; 0 until one was seen."""
+        return self._residue.quantile(0.9) or 0.0
+
+    @property
+    def gap_s(self) -> float | None:
+        """Between two tokens of an interactive call with little beside it."""
+        return self._gaps.quantile(0.25)
+
+    @property
+    def kept(self) -> float | None:
+        """Share of a taken-back prompt that is not read again: 1 with a prefix cache that holds, 0 without one."""
+        return self._kept
+
+    def prefill_s(self, prompt_tokens: int) -> float | None:
+        """How long a prompt takes to be read, by the nearest length that was seen."""
+        if not self._by_length:
+            return None
+        length = prompt_tokens.bit_length()
+        rate = self._by_length.get(length)
+        if rate is None:
+            rate = self._by_length[min(self._by_length, key=lambda known: abs(known - length))]
+        return rate * prompt_tokens
+
+    def left_s(self, prompt_tokens: int, past: Past | None) -> float | None:
+        """How long reading a prompt would take now, of which a part may be kept."""
+        whole = self.prefill_s(prompt_tokens)
+        return whole if whole is None or past is None else max(0.0, whole - past.read_s)
+
+    def objective_s(self, stated: float | None) -> float | None:
+        """The first token an interactive call should have: as stated, else a multiple of the unloaded one.
+
+        Where the engine's step alone takes longer than that multiple, no objective below the step can be kept beside
+        batch, and `auto` means what the step allows.
+        """
+        if stated is not None:
+            return stated
+        unloaded = self.unloaded_s
+        return None if unloaded is None else max(OBJECTIVE * unloaded, unloaded + self.residue_s)
+
+    def silence(self, seconds: float, now: float) -> float:
+        """How likely no interactive call comes for so long, if they come at random."""
+        if self._mean_arrival is None:
+            return 1.0
+        return math.exp(-seconds / max(self._mean_arrival, now - self.arrived_at, 1e-9))
+
+    # What is seen
+
+    def chat_came(self, now: float) -> None:
+        """An interactive call was sent to the node."""
+        if self.arrived_at > LONG_AGO:
+            self._mean_arrival = _mixed(self._mean_arrival, now - self.arrived_at, ARRIVALS_WEIGHT)
+        self.arrived_at = now
+
+    def read_quietly(self, prompt_tokens: int, seconds: float, *, chat: bool) -> None:
+        """A prompt was read with nothing beside it and nothing of it kept."""
+        if prompt_tokens > 0:
+            length = prompt_tokens.bit_length()
+            self._by_length[length] = _mixed(self._by_length.get(length), seconds / prompt_tokens, WEIGHT)
+        if chat:
+            self._unloaded.add(seconds)
+
+    def took(self, prompt_tokens: int, seconds: float) -> None:
+        """An interactive call that took batch back had its first token after so long."""
+        alone = self.prefill_s(prompt_tokens)
+        self._residue.add(max(0.0, seconds - alone) if alone is not None else seconds)
+
+    def wrote(self, tokens: int, seconds: float) -> None:
+        """An interactive call wrote so many tokens after its first in so long."""
+        if tokens > 0:
+            self._gaps.add(seconds / tokens)
+
+    def resumed(self, prompt_tokens: int, seconds: float, past: Past) -> None:
+        """A prompt that was taken back before is read: how much of it had been kept?
+
+        Where no prompt of its length was ever read in one go, all its parts together are the best guess of that.
+        """
+        length = prompt_tokens.bit_length()
+        known = self._by_length.get(length)
+        whole = past.spent_s + seconds if known is None else known * prompt_tokens
+        if prompt_tokens > 0:
+            self._by_length[length] = min(whole, past.spent_s + seconds) / prompt_tokens
+        if past.spent_s > 0.05 * whole:
+            again = max(0.0, seconds - max(0.0, whole - past.spent_s))
+            self._kept = _mixed(self._kept, max(0.0, 1.0 - again / past.spent_s), WEIGHT)
+
+    def lost(self, prompt_tokens: int, seconds: float, past: Past) -> float:
+        """A prompt is taken back after so long. Returns the prompt tokens that were read for nothing.
+
+        One that was read for far longer than it takes, and is not through, shows that nothing is kept.
+        """
+        known = self._by_length.get(prompt_tokens.bit_length())
+        whole = None if known is None else known * prompt_tokens
+        past.spent_s += seconds
+        if whole is not None and past.times and past.spent_s > HOPELESS * whole:
+            self._kept = _mixed(self._kept, 0.0, WEIGHT)
+        kept = 1.0 if self._kept is None else self._kept
+        read_s = past.read_s + seconds
+        share = 1.0 if whole is None else min(1.0, seconds / whole) if whole > 0 else 0.0
+        past.times += 1
+        past.read_s = read_s * kept
+        past.losses += 1.0 if self._kept is None else share * (1.0 - kept)
+        return share * (1.0 - kept) * prompt_tokens
+
+
+def _mixed(mean: float | None, sample: float, weight: float) -> float:
+    return sample if mean is None else mean + weight * (sample - mean)

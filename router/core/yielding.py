@@ -1,0 +1,179 @@
+"""How batch makes way for chat on a node both use: what is taken back, and when batch may begin.
+
+A prompt that is being read delays whoever comes after it, a call that writes its answer hardly does. So batch in
+prefill is taken back when chat comes, batch in decode only when there is no room without it; and a long batch prompt
+begins only where nobody in a chat would notice. Where chat never pauses, batch gets a trickle: a small share of the
+time it waited, saved up until it lasts for one prompt, which then is not taken back.
+"""
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from router.core.budget import Permit, Phase, Room
+from router.core.call import Call, Workload
+from router.core.node import Node
+from router.core.pace import GAP, Past
+
+__all__ = ["Begin", "Mode", "Policy", "WaitReason", "begin", "victims"]
+
+SMALL_TOKENS = 512
+"""A prompt of no more than this many tokens, all batch prompts in prefill together, is read in one step."""
+TRICKLE = 0.04
+"""Share of the time batch waits for chat that it gets back. Below 1 - 0.95, so that a p95 objective bears it."""
+TRICKLE_MOST_S = 120.0
+"""So much is saved up at most."""
+LOSSES_MOST = 3.0
+"""A call whose prompt was read for nothing this many times is not taken back again."""
+TIMES_MOST = 200
+"""Nor is one that was taken back this often, whatever was kept."""
+LIKELY = 0.5
+"""Where nothing of a taken-back prompt is kept, batch begins when it is more likely to get through than not."""
+
+
+class WaitReason(StrEnum):
+    """Why a call waits. What a batch that waits is explained by. Metric label."""
+
+    NO_ROOM = "no_room"
+    CHAT_WAITS = "chat_waits"
+    CHAT_PREFILL = "chat_prefill"
+    CHAT_DECODE = "chat_decode"
+    CHAT_EXPECTED = "chat_expected"
+    BATCH_PREFILL = "batch_prefill"
+    PACKING = "packing"
+    KEPT_ELSEWHERE = "kept_elsewhere"
+    ENGINE_QUEUE = "engine_queue"
+    NODES_DOWN = "nodes_down"
+    NODES_BUSY = "nodes_busy"
+
+
+FOR_CHAT = frozenset((WaitReason.CHAT_DECODE, WaitReason.CHAT_EXPECTED, WaitReason.PACKING, WaitReason.CHAT_PREFILL))
+"""Waits that count towards the trickle."""
+
+
+class Mode(StrEnum):
+    """Whether take-backs are done, or only counted."""
+
+    ENFORCE = "enforce"
+    SHADOW = "shadow"
+
+
+class Policy(msgspec.Struct, frozen=True, kw_only=True):
+    """What the operator says of yielding.
+
+    `ttft_p95_s` is the objective for an interactive call's first token in seconds, None to derive it from what the node
+    does unloaded; `lend` lets batch use idle nodes of the interactive pool.
+    """
+
+    ttft_p95_s: float | None = None
+    mode: Mode = Mode.ENFORCE
+    lend: bool = False
+
+
+class Begin(msgspec.Struct, frozen=True):
+    """Whether a batch call may begin on a node: not if there is a `reason`; `firm` if it is not to be taken back."""
+
+    reason: WaitReason | None = None
+    firm: bool = False
+
+
+NOW = Begin()
+FIRMLY = Begin(firm=True)
+
+
+def protected(past: Past | None) -> bool:
+    """Whether a call has been taken back enough."""
+    return past is not None and (past.losses >= LOSSES_MOST or past.times >= TIMES_MOST)
+
+
+def begin(call: Call, node: Node, past: Past | None, policy: Policy, now: float) -> Begin:
+    """Whether a batch call that has room may begin on that node, for what chat there would notice."""
+    budget = node.budget
+    if not budget.chats and Workload.INTERACTIVE not in node.spec.pools:
+        return NOW
+    if budget.reading:
+        return Begin(WaitReason.CHAT_PREFILL)
+    reading = sum(other.prompt_tokens for other in budget.batch if other.phase is Phase.PREFILL)
+    if reading and reading + call.prompt_tokens > SMALL_TOKENS:
+        return Begin(WaitReason.BATCH_PREFILL)
+    firm = call.urgent or protected(past)
+    left_s = node.pace.left_s(call.prompt_tokens, past)
+    if budget.chats:
+        if firm or _unnoticed(node, left_s) or _saved(node, left_s):
+            return FIRMLY
+        return Begin(WaitReason.CHAT_DECODE)
+    if firm:
+        return FIRMLY
+    return _between_chats(node, left_s, policy, now)
+
+
+def _between_chats(node: Node, left_s: float | None, policy: Policy, now: float) -> Begin:
+    """Nobody chats here now; somebody may come while the prompt is read."""
+    pace = node.pace
+    if left_s is None:
+        return NOW
+    objective, unloaded = pace.objective_s(policy.ttft_p95_s), pace.unloaded_s
+    slow = objective is not None and unloaded is not None and unloaded + pace.residue_s > objective
+    wanted = 1.0 - TRICKLE if slow else LIKELY if pace.kept is not None and pace.kept < LIKELY else 0.0
+    if not wanted or pace.silence(left_s, now) >= wanted:
+        return NOW
+    return FIRMLY if _saved(node, left_s) else Begin(WaitReason.CHAT_EXPECTED)
+
+
+def _unnoticed(node: Node, left_s: float | None) -> bool:
+    """Whether reading fits between two tokens of the chats that run."""
+    gap_s = node.pace.gap_s
+    return left_s is not None and gap_s is not None and left_s <= (GAP - 1.0) * gap_s
+
+
+def _saved(node: Node, left_s: float | None) -> bool:
+    """Whether the trickle has saved up what reading takes."""
+    return left_s is not None and node.trickle_s >= min(left_s, TRICKLE_MOST_S)
+
+
+def victims(call: Call, node: Node, policy: Policy, now: float) -> tuple[Permit, ...] | None:
+    """Batch permits to take back so that an interactive call runs well on the node; None if it has no room even then.
+
+    Those in prefill, unless they are through before the objective is missed; then, while room is short, the rest: what
+    reads before what writes, least progress first, newest first.
+    """
+    budget, room = node.budget, node.room_for(call)
+    reading = [permit for permit in budget.batch if permit.phase is Phase.PREFILL and not permit.firm]
+    taken = reading if _felt(node, reading, policy, now) else []
+    if budget.fits(room, call.workload, _room(taken)):
+        return tuple(taken)
+    rest = [permit for permit in budget.batch if not permit.firm and permit not in taken]
+    for permit in sorted(rest, key=_progress, reverse=True):
+        taken = [*taken, permit]
+        if budget.fits(room, call.workload, _room(taken)):
+            return tuple(taken)
+    return None
+
+
+def _felt(node: Node, reading: Sequence[Permit], policy: Policy, now: float) -> bool:
+    """Whether chat would wait too long for what is left of these prompts."""
+    if sum(permit.prompt_tokens for permit in reading) <= SMALL_TOKENS:
+        return False
+    pace = node.pace
+    objective, unloaded = pace.objective_s(policy.ttft_p95_s), pace.unloaded_s
+    if objective is None or unloaded is None:
+        return True
+    left = 0.0
+    for permit in reading:
+        whole = pace.prefill_s(permit.prompt_tokens)
+        if whole is None:
+            return True
+        kept_s = 0.0 if permit.past is None else permit.past.read_s
+        left += max(0.0, whole - kept_s - (now - permit.began_at))
+    return unloaded + left > objective
+
+
+def _progress(permit: Permit) -> tuple[bool, float, float]:
+    """Larger for what has done less."""
+    return permit.spoke_at is None, permit.began_at if permit.spoke_at is None else permit.spoke_at, permit.began_at
+
+
+def _room(permits: Iterable[Permit]) -> Room:
+    rooms = [permit.room for permit in permits]
+    return Room(sum(room.tokens for room in rooms), sum(room.sequences for room in rooms))
