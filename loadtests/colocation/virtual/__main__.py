@@ -57,7 +57,7 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--traces", type=Path, default=os.environ.get(TRACES), help=f"folder of CSV files (or {TRACES})")
+    parser.add_argument("--traces", type=Path, default=os.environ.get(TRACES), help=f"folder of CSV files; or {TRACES}")
     parser.add_argument("--workload", choices=list(traces.WORKLOADS), default=None, help="default: W2, or sample")
     parser.add_argument("--fleet", choices=list(FLEETS), default="F4")
     parser.add_argument("--load", type=float, default=0.6, help="peak of chat as a share of what the fleet holds: 0.6")

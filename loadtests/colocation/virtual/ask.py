@@ -11,7 +11,8 @@ class Ask:
     """A chat request or a line of a batch. `output` is known to the engine alone.
 
     What a client saw: `due` when it meant to send, `first_at` and `ended_at` of its tokens, the longest
-    `stall` between two of them; `refused` when it got no answer. What it cost: `spent` tokens computed for it, over all tries.
+    `stall` between two of them; `refused` when it got no answer. What it cost: `spent` tokens computed for it, over all
+    its tries.
     """
 
     __slots__ = (

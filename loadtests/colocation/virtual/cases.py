@@ -1,6 +1,9 @@
-"""Cases: one policy with one setting of its knob, on one workload, fleet, load and seed. Each can run in a process alone."""
+"""Cases: one policy with one setting of its knob, on one workload, fleet, load and seed.
 
-from collections.abc import Callable, Sequence
+Each can run in a process alone.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -122,7 +125,11 @@ POLICIES: dict[str, Kind] = {
     "prototype": Kind(
         make=lambda value, case: elastic.Pack(int(value)), knob="chats a node", values=_same(8, 12, 16, 24, 32, 48)
     ),
-    "ebbtide": Kind(make=lambda value, case: Product(value), knob="pools.batch.reserve", values=_same(0.25, 0.5, 0.75)),
+    "ebbtide": Kind(
+        make=lambda value, case: Product(value or None),
+        knob="ttft_p95_ms (0: auto)",
+        values=_same(0, 100, 200, 400, 700, 1000, 2000),
+    ),
 }
 
 
@@ -133,7 +140,8 @@ def run(case: Case) -> Score:
     profiles = [kind.engine(profile, value) for profile in case.setting.profiles]
     policy = kind.make(value, case)
     setting = case.setting
-    return play(policy, profiles, asks(setting, case.seed), lines(setting, case.seed), window(setting), setting.objective)
+    chats, backlog = asks(setting, case.seed), lines(setting, case.seed)
+    return play(policy, profiles, (chats, backlog), window(setting), setting.objective)
 
 
 @cache
@@ -185,7 +193,7 @@ def asks(setting: Setting, seed: int) -> list[Ask]:
     return traces.chats(asks_chosen(setting, seed), rows(setting)[0])
 
 
-def lines(setting: Setting, seed: int) -> "traces.Iterator[Ask]":
+def lines(setting: Setting, seed: int) -> Iterator[Ask]:
     """The backlog."""
     return traces.backlog(rows(setting)[1], max(profile.holds for profile in setting.profiles), seed)
 
@@ -203,7 +211,7 @@ def batch_rates(setting: Setting) -> list[float]:
 def _batch_rate(setting: Setting, profile: Profile, depth: int) -> float:
     line_s = Window(300.0, BATCH_ONLY_S, 0.0)
     lines_of = traces.backlog(rows(setting)[1], profile.holds, 0)
-    return play(baselines.Direct(depth), [profile], [], lines_of, line_s, setting.objective).good
+    return play(baselines.Direct(depth), [profile], ([], lines_of), line_s, setting.objective).good
 
 
 def fluid(setting: Setting, seed: int) -> float:
@@ -216,7 +224,8 @@ def fluid(setting: Setting, seed: int) -> float:
 def hindsight(case: Case, points: float) -> list[int]:
     """The timetable that gives up at most so many points of what chat alone attains."""
     met = met_by_minute(case.setting, case.seed)
-    return bounds.timetable(met, SWITCH_MINUTES, round(sum(met[-1]) - points / 100 * len(asks_chosen(case.setting, case.seed))))
+    given_up = points / 100 * len(asks_chosen(case.setting, case.seed))
+    return bounds.timetable(met, SWITCH_MINUTES, round(sum(met[-1]) - given_up))
 
 
 @cache
@@ -226,7 +235,8 @@ def met_by_minute(setting: Setting, seed: int) -> list[list[int]]:
     table = [[0] * minutes]
     for k in range(1, len(setting.profiles) + 1):
         chats = asks(setting, seed)
-        play(baselines.Alone(), setting.profiles[:k], chats, lines(setting, seed), window(setting), setting.objective)
+        asked = (chats, lines(setting, seed))
+        play(baselines.Alone(), setting.profiles[:k], asked, window(setting), setting.objective)
         row = [0] * minutes
         for ask in chats:
             row[int(ask.due // 60)] += kept(ask, setting.objective)

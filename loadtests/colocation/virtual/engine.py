@@ -66,7 +66,7 @@ class Engine:
             self._interrupt()
 
     def load(self) -> tuple[int, int, float]:
-        """Sequences running and waiting, and the share of KV blocks in use, as the engine told when its last step ended."""
+        """Sequences running and waiting, and the share of KV blocks in use, as told when the last step ended."""
         return self._told
 
     # Steps
@@ -251,7 +251,10 @@ class Engine:
             self._prefills.append((seq, count))
 
     def _make_room(self, seq: Seq, tokens: int) -> int | None:
-        """Hold blocks for so many tokens, preempting others; the budget that gives back, None if it was `seq` itself."""
+        """Hold blocks for so many tokens, preempting others.
+
+        Gives the budget that those had been given; None if `seq` itself was preempted.
+        """
         wanted = _blocks(tokens)
         if wanted <= seq.blocks:
             return 0

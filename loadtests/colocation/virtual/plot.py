@@ -12,7 +12,7 @@ MARKS = "osD^v<>pXP*h"
 
 
 def pareto(lines: Sequence[Line], title: str, bound: float, path: Path) -> None:
-    """One curve a policy, one point a setting of its knob; `bound` in tokens a second. Written as SVG or PNG by suffix."""
+    """One curve a policy, one point a setting of its knob; `bound` in tokens a second. SVG or PNG by suffix."""
     mpl.rcParams["svg.hashsalt"] = "ebbtide"
     figure = Figure(figsize=(9, 6), layout="constrained")
     axes = figure.add_subplot()

@@ -1,24 +1,28 @@
 """Ebbtide's own policy, unmodified, before the engine models.
 
-What runs here is the product's: `Admission`, `place`, `Node`, `Budget`, `Estimates`, with their defaults. What is played
-is what stands around them in a running router: the dispatcher's block, the runner that claims lines, the probes. The
-router is told what it would be told: prompt lengths, the client's limit on the answer, the first and the last token
+What runs here is the product's: `Admission`, `place`, `Node`, `Budget`, `Estimates`, with their defaults. What is
+played is what stands around them in a running router: the dispatcher's block, the runner that claims lines, the probes.
+The router is told what it would be told: prompt lengths, the client's limit on the answer, the first and the last token
 when they come, usage at the end, and metrics as a probe reads them. Chat is chat by its key.
 """
 
 import asyncio
-from collections import deque
+from collections import Counter
 from itertools import count
 
 from loadtests.colocation.virtual.ask import BATCH, CHAT, Ask, Seq
 from loadtests.colocation.virtual.engine import Engine
 from loadtests.colocation.virtual.world import World
+from router.core.budget import Permit
 from router.core.call import ENDPOINTS, Call, Reason, Usage
 from router.core.call import Workload as Class
 from router.core.estimate import Estimates
 from router.core.node import Facts, Load, ModelFacts, Node, Sign, Spec
+from router.core.pace import Past
 from router.core.placement import Situation
-from router.dispatch.admission import Admission, Grant, Limits
+from router.core.yielding import Mode, Policy
+from router.dispatch.admission import Admission, Limits
+from router.dispatch.grant import Grant
 from router.errors import Answer
 from router.jobs.runner import TICK_S, WAITING
 from router.settings.sections import Pools
@@ -33,17 +37,16 @@ LINE_LIMIT = 1024
 
 
 class Product:
-    """The router. `reserve` is `pools.batch.reserve`; None leaves it at its default."""
+    """The router. `ttft_p95_ms` is `pools.interactive.ttft_p95_ms`; None is `auto`, the default."""
 
-    def __init__(self, reserve: float | None = None) -> None:
+    def __init__(self, ttft_p95_ms: float | None = None, mode: Mode = Mode.ENFORCE) -> None:
         self._pools = Pools()
-        self._reserve = self._pools.batch.reserve if reserve is None else reserve
+        self._policy = Policy(ttft_p95_s=None if ttft_p95_ms is None else ttft_p95_ms / 1e3, mode=mode)
         self._estimates = Estimates()
-        self._tries: dict[Seq, tuple[asyncio.Future[bool], Node, object]] = {}
+        self._tries: dict[Seq, tuple[asyncio.Future[bool], Node, Permit]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._again: deque[Ask] = deque()
         self._numbers = count()
-        self.taken = 0
+        self.taken = Counter[str]()
 
     def begin(self, world: World) -> None:
         """The router starts: it has looked at every node once."""
@@ -51,7 +54,7 @@ class Product:
         self._loop = world.loop
         both = frozenset(Class)
         self._nodes = [
-            Node(Spec(name=str(number), url="http://127.0.0.1:1", pools=both), reserve=self._reserve)
+            Node(Spec(name=str(number), url="http://127.0.0.1:1", pools=both), reserve=self._pools.batch.reserve)
             for number in range(len(world.engines))
         ]
         pools = {Class.INTERACTIVE: self._pools.interactive, Class.BATCH: self._pools.batch}
@@ -59,7 +62,7 @@ class Product:
             workload: Limits(patience_s=pool.patience_s, queue_calls=pool.queue_calls, queue_bytes=pool.queue_bytes)
             for workload, pool in pools.items()
         }
-        self._admission = Admission(self._nodes, limits, self._loop.time, lambda *_: None)
+        self._admission = Admission(self._nodes, limits, self._loop.time, lambda *_: None, self._policy, self._took)
         for node, engine in zip(self._nodes, world.engines, strict=True):
             node.seen(_facts(engine), Load(running=0, waiting=0, used=0.0), 0.0)
             self._spawn(self._look(node, engine))
@@ -72,10 +75,9 @@ class Product:
     def spoke(self, seq: Seq, now: float) -> None:
         """The first token of a try is here."""
         _, node, permit = self._tries[seq]
+        node.spoke(permit, now, streamed=True)
         node.observe(Sign.GOOD, now, "answered")
-        spoke = getattr(permit, "spoke", None)
-        if spoke is not None:
-            spoke(now)
+        self._admission.changed()
 
     def ended(self, seq: Seq, now: float) -> None:
         """The last token of a try is here, and usage with it."""
@@ -96,21 +98,26 @@ class Product:
     # The dispatcher's block
 
     async def _chat(self, ask: Ask) -> None:
+        call = self._call(ask)
         try:
-            grant = await self._admission.grant(self._call(ask), Situation(), ask.due)
+            grant = await self._admission.grant(call, Situation(), ask.due)
         except Answer:
             ask.refused = True
             return
         await self._leg(grant, ask)
+        self._admission.ended(call, grant.node, grant.permit, ask.output)
 
     async def _line(self, ask: Ask) -> None:
-        try:
-            grant = await self._admission.grant(self._call(ask), Situation(), self._loop.time())
-            ended = await self._leg(grant, ask)
-        except Answer:
-            ended = False
-        if not ended:
-            self._again.append(ask)
+        """A line until it is done, however often its room is taken back."""
+        call, past = self._call(ask), Past()
+        while True:
+            try:
+                grant = await self._admission.grant(call, Situation(past=past), self._loop.time())
+            except Answer:
+                await asyncio.sleep(1.0)
+                continue
+            if await self._leg(grant, ask):
+                break
         self._feed()
 
     async def _leg(self, grant: Grant, ask: Ask) -> bool:
@@ -121,17 +128,18 @@ class Product:
             with grant.permit as permit:
                 seq = engine.submit(ask, self, 0 if ask.kind == CHAT else 10)
                 self._tries[seq] = (future, grant.node, permit)
-                if hasattr(permit, "taken"):
-                    permit.taken = lambda *_: future.done() or future.set_result(False)
+                if ask.kind == BATCH:
+                    permit.left = lambda: (engine.abort(seq), future.done() or future.set_result(False))
                 try:
-                    ended = await future
+                    return await future
                 finally:
                     del self._tries[seq]
                     engine.abort(seq)
         finally:
             self._admission.changed()
-        self.taken += not ended
-        return ended
+
+    def _took(self, node: Node, permit: Permit, wasted: float) -> None:
+        self.taken[str(permit.phase)] += 1
 
     def _call(self, ask: Ask) -> Call:
         workload = Class.INTERACTIVE if ask.kind == CHAT else Class.BATCH
@@ -161,12 +169,13 @@ class Product:
             await asyncio.sleep(TICK_S)
 
     def _feed(self) -> None:
-        """Begin lines while no more than a few wait for room, those taken back first."""
-        self._loop.call_soon(self._feed_on) if self._admission.waiting(Class.BATCH) <= WAITING else None
-
-    def _feed_on(self) -> None:
+        """Begin lines while no more than a few wait for room."""
         if self._admission.waiting(Class.BATCH) <= WAITING:
-            self._spawn(self._line(self._again.popleft() if self._again else self.world.line()))
+            self._loop.call_soon(self._begin_line)
+
+    def _begin_line(self) -> None:
+        if self._admission.waiting(Class.BATCH) <= WAITING:
+            self._spawn(self._line(self.world.line()))
             self._feed()
 
     async def _look(self, node: Node, engine: Engine) -> None:

@@ -1,6 +1,7 @@
 """Machines as step times, and the fleets made of them.
 
-A step that computes P prompt tokens (P_i of sequence i, on top of ctx_i), decodes B sequences and reads K KV tokens takes
+A step that computes P prompt tokens (P_i of sequence i, on top of ctx_i), decodes B sequences and reads K KV tokens
+takes
 
     a + b P + e sum P_i (ctx_i + P_i/2) + c B + d K
 
@@ -14,8 +15,9 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, kw_only=True)
 class Profile:
-    """One node. Times in seconds; `chunk` is the token budget of a step, `threshold` the most of it for one long prompt.
+    """One node. Times in seconds.
 
+    `chunk` is the token budget of a step, `threshold` the most of it for one long prompt, 0 for no such bound.
     `ingest_s` and `ingest_token_s` pass before a request reaches the scheduler, `token_s` a token on its way out.
     """
 

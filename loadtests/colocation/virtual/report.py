@@ -39,7 +39,10 @@ class Line:
 
 @dataclass(frozen=True)
 class Found:
-    """Everything of one run. `bounds` is the fluid bound of each seed, `ceiling` the fleet without chat, both tokens a second."""
+    """Everything of one run.
+
+    `bounds` is the fluid bound of each seed, `ceiling` what the fleet does without chat, both in tokens a second.
+    """
 
     setting: Setting
     seeds: Sequence[int]
@@ -127,7 +130,8 @@ def write(found: Found, folder: Path) -> None:
         "fluid_bound": list(found.bounds),
         "ceiling": found.ceiling,
         "lines": [
-            {"policy": line.policy, "knob": line.knob, "value": line.value, "scores": [one.told() for one in line.scores]}
+            {"policy": line.policy, "knob": line.knob, "value": line.value}
+            | {"scores": [one.told() for one in line.scores]}
             for line in found.lines
         ],
     }

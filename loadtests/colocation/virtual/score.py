@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 class Score:
     """Times in seconds, `attained` and `waste` as shares, batch in tokens a second.
 
-    `good` tokens are prompts and answers of ended lines and what live lines have now; `computed` is all that was computed
-    for batch. `waste` is the share of computed tokens that was computed before: lost to take-backs and preemptions, net
+    `good` tokens are prompts and answers of ended lines and what live lines have now; `computed` is all that was
+    computed for batch. `waste` is the share of computed tokens that was computed before: lost to take-backs and preemptions, net
     of what the prefix cache gave back.
     """
 
@@ -88,7 +88,7 @@ def score(world: "World", chats: Sequence[Ask], slo: Slo, before: dict[str, floa
 
 
 def _waste(world: "World") -> float:
-    """Of all plays' batch tokens, how many were computed more than once. The last token of an answer is not computed."""
+    """Of all batch tokens computed, how many had been computed before."""
     spent = sum(ask.spent for ask in world.lines)
     again = sum(max(0, ask.spent - ask.prompt - ask.output) for ask in world.lines)
     return again / spent if spent else 0.0

@@ -82,7 +82,7 @@ class LlamaEngine(Engine):
                 budget -= count
 
     def _seat(self) -> None:
-        """Give free slots to who waits, in order of arrival: the slot that knows the prompt, else the longest unused."""
+        """Give free slots to who waits, in order of arrival: the one that knows the prompt, else the longest unused."""
         while self.waiting:
             free = [slot for slot in self._slots if slot.seq is None]
             if not free:

@@ -2,8 +2,8 @@
 
 Rules:
 - A chat arrives when it is due, whatever became of those before it.
-- Whoever decides sees what a router could: when an ask came, how long its prompt is, when its first and last token came
-  back, and engine metrics one scrape late. How long an answer will be and what is in a prefix cache stays unseen.
+- Whoever decides sees what a router could: when an ask came, how long its prompt is, when its first and last token
+  came back, and engine metrics one scrape late. How long an answer will be and what is in a prefix cache stays unseen.
 - What counts is the window from `warm_s` to `until_s`. Chats due in it may end until `grace_s` after it; then they count
   as missed. Batch goes on all the while; its tokens count inside the window alone.
 """
@@ -66,10 +66,7 @@ class World:
         """Tokens of batch that are of use: of ended lines all, of lines on a node what is computed now."""
         done = sum(ask.prompt + ask.output for ask in self.lines if ask.ended_at is not None)
         return done + sum(
-            seq.computed
-            for one in self.engines
-            for seq in one.running
-            if seq.ask.kind == BATCH and not seq.gone
+            seq.computed for one in self.engines for seq in one.running if seq.ask.kind == BATCH and not seq.gone
         )
 
     def computed(self) -> int:
@@ -77,8 +74,15 @@ class World:
         return sum(ask.spent for ask in self.lines)
 
 
-def play(policy: Policy, profiles: Sequence[Profile], chats: Sequence[Ask], lines: Iterator[Ask], window: Window, slo: Slo) -> Score:
-    """Play it once and say what came of it."""
+def play(
+    policy: Policy,
+    profiles: Sequence[Profile],
+    asked: tuple[Sequence[Ask], Iterator[Ask]],
+    window: Window,
+    slo: Slo,
+) -> Score:
+    """Play it once and say what came of it. `asked` are the chats and the backlog of lines."""
+    chats, lines = asked
 
     async def main() -> Score:
         world = World(profiles, lines, window)
@@ -109,8 +113,9 @@ async def _arrive(world: World, policy: Policy, chats: Sequence[Ask]) -> None:
 async def _settle(world: World, chats: Sequence[Ask]) -> None:
     """Let chats end that are due inside the window, for a while."""
     end = world.window.until_s + world.window.grace_s
-    while world.loop.time() < end and any(ask.ended_at is None and not ask.refused for ask in chats):
-        await asyncio.sleep(1.0)
+    for ask in chats:
+        while ask.ended_at is None and not ask.refused and world.loop.time() < end:  # noqa: ASYNC110  # virtual time
+            await asyncio.sleep(1.0)
 
 
 def _tally(world: World) -> dict[str, float]:
