@@ -122,15 +122,14 @@ class Blocks:
             high = None if owner is None else owner.refs.pop(who, None)
             if owner is None or high is None:
                 continue
+            owner.full = max(owner.full, min(full, high, last))
             rest = max(owner.refs.values(), default=owner.first)
             if high <= rest:
                 continue
-            readable = min(high, max(min(full, last), owner.full))
-            self.held -= owner.held - rest
+            self.held -= high - rest
             owner.held = rest
-            if readable > rest:
-                self._band(owner, rest, readable)
-            owner.full = max(owner.full, readable)
+            if owner.full > rest:
+                self._band(owner, rest, min(high, owner.full))
             self._forget(owner)
 
     def _take(self, owner: _Owner, high: int) -> None:

@@ -108,6 +108,8 @@ class Engine:
             return
         self._prefills, self._decodes = [], []
         self._schedule()
+        while self._disturbed and self.running and not self._prefills and not self._decodes:
+            self._schedule()
         if not self._prefills and not self._decodes:
             return
         profile = self.profile

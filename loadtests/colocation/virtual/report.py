@@ -130,8 +130,12 @@ def write(found: Found, folder: Path) -> None:
         "fluid_bound": list(found.bounds),
         "ceiling": found.ceiling,
         "lines": [
-            {"policy": line.policy, "knob": line.knob, "value": line.value}
-            | {"scores": [one.told() for one in line.scores]}
+            {
+                "policy": line.policy,
+                "knob": line.knob,
+                "value": line.value,
+                "scores": [one.told() for one in line.scores],
+            }
             for line in found.lines
         ],
     }

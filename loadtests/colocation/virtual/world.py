@@ -4,8 +4,8 @@ Rules:
 - A chat arrives when it is due, whatever became of those before it.
 - Whoever decides sees what a router could: when an ask came, how long its prompt is, when its first and last token
   came back, and engine metrics one scrape late. How long an answer will be and what is in a prefix cache stays unseen.
-- What counts is the window from `warm_s` to `until_s`. Chats due in it may end until `grace_s` after it; then they count
-  as missed. Batch goes on all the while; its tokens count inside the window alone.
+- What counts is the window from `warm_s` to `until_s`. Chats due in it may end until `grace_s` after it; then they are
+  misses. Batch goes on all the while; its tokens count inside the window alone.
 """
 
 import asyncio
