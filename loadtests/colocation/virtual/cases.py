@@ -16,7 +16,7 @@ from loadtests.colocation.virtual.score import Score, kept
 from loadtests.colocation.virtual.traces import Row
 from loadtests.colocation.virtual.world import Policy, Window, World, play
 
-BATCH_ONLY_S = 1500.0
+BATCH_ONLY_S = 1200.0
 """How long a fleet that does nothing but batch is watched for the ceiling."""
 SWITCH_MINUTES = 0.25
 """What a node that changes hands costs the timetable, in node-minutes."""

@@ -22,8 +22,8 @@ class Score:
     """Times in seconds, `attained` and `waste` as shares, batch in tokens a second.
 
     `good` tokens are prompts and answers of ended lines and what live lines have now; `computed` is all that was
-    computed for batch. `waste` is the share of it that had been computed before: lost to take-backs and preemptions, net
-    of what the prefix cache gave back.
+    computed for batch. `waste` is the share of it that had been computed before: lost to take-backs and preemptions
+    and not given back by the prefix cache.
     """
 
     chats: int
