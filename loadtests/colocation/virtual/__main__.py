@@ -24,8 +24,14 @@ TRACES = "EBBTIDE_TRACES"
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Play, tell, write down."""
-    told = _arguments(argv)
-    setting = _setting(told)
+    parser = arguments()
+    parser.add_argument("--only", action="append", choices=list(POLICIES), help="one policy; may be given again")
+    parser.add_argument("--value", type=float, action="append", help="a setting of the knob, with one --only")
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--out", type=Path, default=Path("var/colocation"))
+    told = parser.parse_args(argv)
+    setting = setting_of(told)
     seeds = range(1, told.seeds + 1)
     print(report.title(setting), flush=True)
     values = {name: _values(name, setting, told) for name in told.only or POLICIES}
@@ -51,7 +57,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     _picture(found, told.out / "pareto.svg")
 
 
-def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+def arguments() -> argparse.ArgumentParser:
+    """What says which setting is played."""
     parser = argparse.ArgumentParser(
         prog="python -m loadtests.colocation.virtual",
         description=__doc__,
@@ -62,17 +69,13 @@ def _arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--fleet", choices=list(FLEETS), default="F4")
     parser.add_argument("--load", type=float, default=0.6, help="peak of chat as a share of what the fleet holds: 0.6")
     parser.add_argument("--slo", type=int, choices=(0, 1), default=0, help="1: the looser objective")
-    parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--minutes", type=float, default=None, help="play only the first minutes of the trace")
     parser.add_argument("--prefill", type=float, default=1.0, help="cost of a prompt token times this (0.7, 1.3)")
-    parser.add_argument("--only", action="append", choices=list(POLICIES), help="one policy; may be given again")
-    parser.add_argument("--value", type=float, action="append", help="a setting of the knob, with one --only")
-    parser.add_argument("--jobs", type=int, default=1, help="processes")
-    parser.add_argument("--out", type=Path, default=Path("var/colocation"))
-    return parser.parse_args(argv)
+    return parser
 
 
-def _setting(told: argparse.Namespace) -> Setting:
+def setting_of(told: argparse.Namespace) -> Setting:
+    """The setting that was said. Exits when its traces are not there."""
     folder = traces.SAMPLE if told.traces is None else told.traces
     workload = told.workload or ("sample" if told.traces is None else "W2")
     chat = folder / traces.WORKLOADS[workload].chat

@@ -4,7 +4,8 @@
 
 First a handful of single requests, from which the model's constants are fitted. Then chat (Poisson, 200 tokens in, 32
 out) beside long batch (20,000 in, 64 out, a closed loop), uncontrolled and with take-back by the caller: first on the
-engine, then in the model, with the same arrivals. Nothing else may run on that engine or its cores.
+engine, then in the model, with the same arrivals. When the time is up batch is aborted in both, and chats that wait may
+end. Nothing else may run on that engine or its cores.
 """
 
 import argparse
@@ -21,7 +22,7 @@ from loadtests.colocation.virtual.baselines import Direct
 from loadtests.colocation.virtual.probe import RealEngine, Stream
 from loadtests.colocation.virtual.profiles import Profile, Slo
 from loadtests.colocation.virtual.score import quantile
-from loadtests.colocation.virtual.world import Window, play
+from loadtests.colocation.virtual.world import Window, World, play
 
 CHAT_SIZE, LINE_SIZE = (200, 32), (20000, 64)
 
@@ -72,28 +73,44 @@ def due(run: Run, seconds: float, seed: int) -> list[float]:
 class _Load(Direct):
     """Lines in a closed loop; with `takes_back` those in prefill make way while any chat is in flight."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, until: float) -> None:
         super().__init__(run.many)
+        self.until = until
+        self.lines: set[Seq] = set()
         self.takes_back = run.takes_back
         self.reading: set[Seq] = set()
         self.parked: list[Ask] = []
         self.chats = 0
         self.tokens: list[tuple[float, int]] = []
 
+    def begin(self, world: World) -> None:
+        super().begin(world)
+        world.loop.call_at(self.until, self.stop_lines)
+
+    def stop_lines(self) -> None:
+        """The time is up."""
+        for seq in self.lines:
+            self.world.engines[0].abort(seq)
+
     def chat(self, ask: Ask) -> None:
         self.chats += 1
         for seq in list(self.reading) if self.takes_back else ():
             self.world.engines[0].abort(seq)
             self.reading.discard(seq)
+            self.lines.discard(seq)
             self.parked.append(seq.ask)
         super().chat(ask)
 
     def line_ended(self) -> None:
+        if self.world.loop.time() >= self.until:
+            return
         ask = self.parked.pop() if self.parked else self.world.line()
         if self.takes_back and self.chats:
             self.parked.append(ask)
         else:
-            self.reading.add(self.send(ask, 0))
+            seq = self.send(ask, 0)
+            self.reading.add(seq)
+            self.lines.add(seq)
 
     def spoke(self, seq: Seq, now: float) -> None:
         if seq.ask.kind == BATCH:
@@ -103,6 +120,7 @@ class _Load(Direct):
     def ended(self, seq: Seq, now: float) -> None:
         if seq.ask.kind == BATCH:
             self.tokens.append((now, seq.ask.output))
+            self.lines.discard(seq)
         else:
             self.chats -= 1
         super().ended(seq, now)
@@ -115,7 +133,7 @@ def modelled(profile: Profile, run: Run, seconds: float, seed: int) -> Seen:
     """The load in the model."""
     chats = [Ask(number, CHAT, *CHAT_SIZE, due=t) for number, t in enumerate(due(run, seconds, seed))]
     lines = (Ask(number, BATCH, *LINE_SIZE) for number in range(10**9))
-    policy = _Load(run)
+    policy = _Load(run, seconds)
     play(policy, [profile], (chats, lines), Window(0.0, seconds, 600.0), Slo(ttft=1.0, tpot=1.0))
     tokens = sum(count for at, count in policy.tokens if at <= seconds)
     return _seen([ask.ttft for ask in chats], tokens / seconds)

@@ -58,12 +58,12 @@ async def _gap(engine: RealEngine, prompt: int, many: int, repeats: int) -> floa
 
 
 async def _first(engine: RealEngine, prompt: int, repeats: int) -> float:
-    """Median seconds to the first token of a prompt never seen before."""
-    return median([(await engine.complete(engine.prompt(prompt), 1)).ttft for _ in range(repeats)])
+    """Least seconds to the first token of a prompt never seen before."""
+    return min([(await engine.complete(engine.prompt(prompt), 1)).ttft for _ in range(repeats)])
 
 
 async def _cached(engine: RealEngine, prompt: int, repeats: int) -> float:
-    """Median seconds to the first token of a prompt sent again."""
+    """Least seconds to the first token of a prompt sent again."""
     words = engine.prompt(prompt)
     await engine.complete(words, 1)
-    return median([(await engine.complete(words, 1)).ttft for _ in range(repeats)])
+    return min([(await engine.complete(words, 1)).ttft for _ in range(repeats)])

@@ -57,9 +57,13 @@ class RealEngine:
         body = json.dumps(told).encode()
         loop = asyncio.get_running_loop()
         stream.sent_at = loop.time()
-        reader, writer = await asyncio.open_connection(*self._at)
+        reader, writer = await asyncio.open_connection(*self._at, limit=2**22)
         try:
             writer.write(self._head("POST", "/v1/completions", len(body)) + body)
+            status = await reader.readline()
+            if b" 200 " not in status:
+                answer = (await reader.read()).partition(b"\r\n\r\n")[2]
+                raise RuntimeError(f"the engine answered {status.decode().strip()}: {answer[:300]!r}")
             async for line in reader:
                 if line.startswith(b"data: [DONE]"):
                     stream.whole = True

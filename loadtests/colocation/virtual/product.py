@@ -53,7 +53,7 @@ class Product:
         self.world = world
         self._loop = world.loop
         both = frozenset(Class)
-        self._nodes = [
+        self.nodes = [
             Node(Spec(name=str(number), url="http://127.0.0.1:1", pools=both), reserve=self._pools.batch.reserve)
             for number in range(len(world.engines))
         ]
@@ -62,8 +62,8 @@ class Product:
             workload: Limits(patience_s=pool.patience_s, queue_calls=pool.queue_calls, queue_bytes=pool.queue_bytes)
             for workload, pool in pools.items()
         }
-        self._admission = Admission(self._nodes, limits, self._loop.time, lambda *_: None, self._policy, self._took)
-        for node, engine in zip(self._nodes, world.engines, strict=True):
+        self.admission = Admission(self.nodes, limits, self._loop.time, lambda *_: None, self._policy, self._took)
+        for node, engine in zip(self.nodes, world.engines, strict=True):
             node.seen(_facts(engine), Load(running=0, waiting=0, used=0.0), 0.0)
             self._spawn(self._look(node, engine))
         self._spawn(self._tick())
@@ -77,7 +77,7 @@ class Product:
         _, node, permit = self._tries[seq]
         node.spoke(permit, now, streamed=True)
         node.observe(Sign.GOOD, now, "answered")
-        self._admission.changed()
+        self.admission.changed()
 
     def ended(self, seq: Seq, now: float) -> None:
         """The last token of a try is here, and usage with it."""
@@ -100,19 +100,19 @@ class Product:
     async def _chat(self, ask: Ask) -> None:
         call = self._call(ask)
         try:
-            grant = await self._admission.grant(call, Situation(), ask.due)
+            grant = await self.admission.grant(call, Situation(), ask.due)
         except Answer:
             ask.refused = True
             return
         await self._leg(grant, ask)
-        self._admission.ended(call, grant.node, grant.permit, ask.output)
+        self.admission.ended(call, grant.node, grant.permit, ask.output)
 
     async def _line(self, ask: Ask) -> None:
         """A line until it is done, however often its room is taken back."""
         call, past = self._call(ask), Past()
         while True:
             try:
-                grant = await self._admission.grant(call, Situation(past=past), self._loop.time())
+                grant = await self.admission.grant(call, Situation(past=past), self._loop.time())
             except Answer:
                 await asyncio.sleep(1.0)
                 continue
@@ -136,7 +136,7 @@ class Product:
                     del self._tries[seq]
                     engine.abort(seq)
         finally:
-            self._admission.changed()
+            self.admission.changed()
 
     def _took(self, node: Node, permit: Permit, wasted: float) -> None:
         self.taken[str(permit.phase)] += 1
@@ -170,11 +170,11 @@ class Product:
 
     def _feed(self) -> None:
         """Begin lines while no more than a few wait for room."""
-        if self._admission.waiting(Class.BATCH) <= WAITING:
+        if self.admission.waiting(Class.BATCH) <= WAITING:
             self._loop.call_soon(self._begin_line)
 
     def _begin_line(self) -> None:
-        if self._admission.waiting(Class.BATCH) <= WAITING:
+        if self.admission.waiting(Class.BATCH) <= WAITING:
             self._spawn(self._line(self.world.line()))
             self._feed()
 
@@ -185,7 +185,7 @@ class Product:
             running, waiting, used = engine.load()
             await asyncio.sleep(SCRAPE_S)
             node.seen(node.facts, Load(running=running, waiting=waiting, used=used), self._loop.time(), held=held)
-            self._admission.changed()
+            self.admission.changed()
 
     def _spawn(self, work: object) -> None:
         task = self._loop.create_task(work)
