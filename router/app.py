@@ -32,6 +32,7 @@ from router.core.node import Node, State
 from router.dispatch.admission import Admission
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.ledger import Ledger
+from router.dispatch.spending import Spending
 from router.dispatch.trip import RELAY
 from router.errors import SettingsError
 from router.fleet.fleet import Fleet
@@ -80,13 +81,15 @@ class App:
             assembly.policy(settings),
             self._taken_back,
         )
+        self.spending = Spending(assembly.spend(settings))
+        self.metrics.also(self.spending.families)
         self.ways, self.relay = assembly.ways(settings, targets), assembly.relay(settings)
         self.dispatcher = Dispatcher(
             self.admission,
             self.ways,
             self.relay,
             assembly.patience(settings),
-            Ledger(self.clock, self.metrics, self.estimates),
+            Ledger(self.clock, self.metrics, self.estimates, self.spending),
         )
         self.client = Client(connections=64 + 8 * len(self.nodes))
         self.fleet = Fleet(
@@ -103,7 +106,12 @@ class App:
         routes: Sequence[BaseRoute] = ()
         if self.settings.batches.enabled:
             corridor = Corridor(
-                dispatcher=self.dispatcher, fleet=self.fleet, tokens=self.tokens, estimates=self.estimates
+                dispatcher=self.dispatcher,
+                fleet=self.fleet,
+                tokens=self.tokens,
+                estimates=self.estimates,
+                spending=self.spending,
+                metrics=self.metrics,
             )
             self.batching = await Batching.open(self.settings, corridor)
             routes = self.batching.routes()
@@ -319,5 +327,5 @@ def _uvicorn(app: App) -> uvicorn.Config:
         log_config=None,
         server_header=False,
         proxy_headers=False,
-        timeout_keep_alive=int(server.keepalive_s),
+        timeout_keep_alive=server.keepalive_s,
     )

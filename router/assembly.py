@@ -13,6 +13,7 @@ from router.api.auth import Caller, Keyring
 from router.api.terms import Terms
 from router.core.call import Workload
 from router.core.node import Node, Spec, State
+from router.core.spend import Price, Spend
 from router.core.yielding import Policy
 from router.dispatch import request
 from router.dispatch.admission import Limits
@@ -20,6 +21,7 @@ from router.dispatch.dispatcher import Patience
 from router.dispatch.leg import Way
 from router.dispatch.trip import RELAY
 from router.fleet.fleet import Fleet
+from router.jobs.receivers import Receivers, secret_bytes
 from router.settings import NodeEntry, Settings
 from router.upstream.pool import Bounds, Pool
 from router.upstream.target import Target
@@ -85,10 +87,36 @@ def relay(settings: Settings) -> Way | None:
     return None if entry is None else _way(settings, RELAY, target(entry.url, entry.api_key), entry.models)
 
 
+def spend(settings: Settings) -> Spend | None:
+    """The relay's account, if what it costs has a limit."""
+    entry = settings.relay.spend if settings.relay is not None else None
+    if entry is None:
+        return None
+    prices = {
+        model: Price(input=usd, output=entry.output_usd.get(model, 0.0)) for model, usd in entry.input_usd.items()
+    }
+    return Spend(prices, entry.usd_a_day, settings.batches.relay.spend_share)
+
+
 def keyring(settings: Settings) -> Keyring:
     """Who may call."""
     return Keyring(
         (key.digest, Caller(name=key.name, workload=key.workload, fallback=key.fallback)) for key in settings.keys
+    )
+
+
+def receivers(settings: Settings) -> Receivers:
+    """Who may be told that a batch has ended, and by which secrets it is signed."""
+    hooks = settings.webhooks
+    own = {
+        key.name: [secret_bytes(key.webhook_secret.get_secret_value())] for key in settings.keys if key.webhook_secret
+    }
+    return Receivers(
+        allowed=hooks.allowed_hosts,
+        allow_private=hooks.allow_private,
+        secrets=[secret_bytes(one.get_secret_value()) for one in (hooks.secret, hooks.previous_secret) if one],
+        own=own,
+        defaults={key.name: key.webhook_url.get_secret_value() for key in settings.keys if key.webhook_url},
     )
 
 

@@ -8,6 +8,7 @@ import asyncio
 import socket
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -19,19 +20,28 @@ from router.api.desk import Bounds, Desk, Quota
 from router.api.files import Files
 from router.api.uploads import Uploads
 from router.core.estimate import Estimates
+from router.core.lateness import LateTerms
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.spending import Spending
 from router.errors import SettingsError, StoreError
 from router.fleet.fleet import Fleet
+from router.jobs.accounts import Accounts
 from router.jobs.calls import Calls
 from router.jobs.checks import Rules
+from router.jobs.gauges import Gauges
 from router.jobs.intake import Allowance, Intake
+from router.jobs.outlet import Outlet
 from router.jobs.reasons import Reasons
 from router.jobs.runner import Runner, Terms
 from router.jobs.store import Store
 from router.jobs.upkeep import Upkeep, always
+from router.jobs.webhooks import Webhooks
+from router.metrics import Metrics
 from router.settings import Settings
 from router.settings.sections import QuotaEntry
 from router.tokens import Tokens
+from router.upstream.client import Hooks
+from router.upstream.reach import Reach
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +52,8 @@ class Corridor:
     fleet: Fleet
     tokens: Tokens
     estimates: Estimates
+    spending: Spending
+    metrics: Metrics
 
 
 class Batching:
@@ -66,12 +78,33 @@ class Batching:
             ),
             terms=Terms(lease_s=batches.lease_s, retries=batches.retries),
         )
+        self._outlet = _outlet(settings, corridor, self.runner)
+        spend = corridor.spending.spend
+        self._accounts = None if spend is None else Accounts(store=store, spend=spend)
         self._reasons = Reasons(runner=self.runner, fleet=fleet, admission=admission)
-        self._upkeep = Upkeep(store=store, reasons=self._reasons.all, every_s=batches.sweep_s, keep_s=batches.keep_s)
         known = Known(settings, fleet)
+        self._gauges = Gauges(store, self.runner, known.served)
+        corridor.metrics.also(self._gauges.families)
+        self._upkeep = Upkeep(
+            store=store,
+            reasons=self._reasons.all,
+            ended=self._gauges.ended,
+            every_s=batches.sweep_s,
+            keep_s=batches.keep_s,
+        )
         rules = Rules(models=known.model, several_models=batches.several_models, lines=batches.max_lines)
         self._intake = Intake(
             store=store, rules=rules, reader=self._reader, allowance=lambda caller: _allowance(quotas.get(caller))
+        )
+        self._hooks = Hooks()
+        self._webhooks = Webhooks(
+            store=store,
+            receivers=assembly.receivers(settings),
+            hooks=self._hooks,
+            reach=Reach(allow_private=settings.webhooks.allow_private),
+            metrics=corridor.metrics,
+            timeout_s=settings.webhooks.timeout_s,
+            retry_s=settings.webhooks.retry_s,
         )
         self._desk = Desk(
             store=store,
@@ -80,6 +113,7 @@ class Batching:
             clock=time.time,
             bounds=_bounds(settings),
             quota=lambda caller: _quota(quotas.get(caller)),
+            webhook=self._webhooks.receivers.asked,
             waits=self._reasons.of,
         )
         self._running: asyncio.Task[None] | None = None
@@ -92,7 +126,11 @@ class Batching:
             store = await Store.open(settings.store.url.get_secret_value(), router=name)
         except (StoreError, OSError) as error:
             raise SettingsError(f"store.url: the database cannot be opened: {error}") from error
-        return cls(store, settings, corridor)
+        batching = cls(store, settings, corridor)
+        if batching._accounts is not None:
+            with suppress(StoreError):
+                await batching._accounts.balance()
+        return batching
 
     def routes(self) -> list[BaseRoute]:
         """Files, uploads and batches, without version."""
@@ -104,6 +142,12 @@ class Batching:
             self._running = loops.create_task(always(self.runner.run), name="jobs runner")
             loops.create_task(always(self._upkeep.run), name="jobs upkeep")
             loops.create_task(always(self._intake.run), name="jobs intake")
+            loops.create_task(always(self._gauges.run), name="jobs gauges")
+            if self._outlet is not None:
+                loops.create_task(always(self._outlet.run), name="jobs outlet")
+            if self._accounts is not None:
+                loops.create_task(always(self._accounts.run), name="jobs accounts")
+            loops.create_task(always(self._webhooks.run), name="jobs webhooks")
 
     async def rest(self) -> None:
         """Run no more lines: what runs is ended upstream and put back, uncharged."""
@@ -113,7 +157,11 @@ class Batching:
 
     async def close(self) -> None:
         """Let go of the store."""
+        if self._accounts is not None:
+            with suppress(StoreError):
+                await self._accounts.balance()
         await self.store.close()
+        await self._hooks.close()
         self._reader.shutdown(cancel_futures=True)
 
 
@@ -121,21 +169,45 @@ class Known:
     """Which models a line may ask for: those nodes told of, down or not, and those the operator names."""
 
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
-        relay = settings.relay.models if settings.relay is not None else ()
+        relay = settings.relay.models if settings.relay is not None and settings.batches.relay.enabled else ()
         self._named = frozenset(relay) | {model for entry in settings.nodes for model in entry.models}
         self._fleet = fleet
 
+    def served(self, name: str) -> bool:
+        """Whether somebody serves it."""
+        return name in self._named or bool(self._fleet.serving(name))
+
     def model(self, name: str) -> bool:
         """Whether somebody serves it, or may once it tells what it serves."""
-        if name in self._named or self._fleet.serving(name):
+        if self.served(name):
             return True
         return any(not node.spec.models and not node.facts.models for node in self._fleet.nodes)
 
 
+def _outlet(settings: Settings, corridor: Corridor, runner: Runner) -> Outlet | None:
+    """The way out for lines of late batches, if the operator opens it."""
+    allowed, relay = settings.batches.relay, settings.relay
+    if not allowed.enabled or relay is None:
+        return None
+    return Outlet(
+        store=runner.store,
+        runner=runner,
+        dispatcher=corridor.dispatcher,
+        spending=corridor.spending,
+        terms=LateTerms(last_share=allowed.last_share, within_s=allowed.within_s),
+        models=relay.models,
+        kept_in=frozenset(key.name for key in settings.keys if not key.fallback),
+        calls=allowed.calls,
+    )
+
+
 def _bounds(settings: Settings) -> Bounds:
-    files = settings.files
+    files, batches = settings.files, settings.batches
     return Bounds(
-        file_bytes=files.max_bytes, batch_file_bytes=settings.batches.max_file_bytes, batch_file_s=files.batch_keep_s
+        file_bytes=files.max_bytes,
+        batch_file_bytes=batches.max_file_bytes,
+        batch_file_s=files.batch_keep_s,
+        output_s=batches.output_keep_s,
     )
 
 

@@ -265,6 +265,7 @@ COMMANDS = (
                     "help": "kept with the batch; may be given several times",
                 },
             ),
+            Flag("--webhook", {"metavar": "URL", "help": "told when the batch has ended; for routers like this one"}),
             Flag("--wait", {"action": "store_true", "help": "stay until it is over and show how it gets on"}),
             Flag("--output", {"metavar": "FILE", "type": Path, "help": "where answers go"}, "-o"),
             Flag("--errors", {"metavar": "FILE", "type": Path, "help": "where failed lines go"}),

@@ -17,7 +17,10 @@
     |   +-- ConnectFailed             +-- FirstByteTimeout       +-- IdleTimeout
     |   +-- Truncated                 +-- BadAnswer              +-- BadStatus
     |   +-- ErrorInStream             +-- NodeRefused            +-- TakenBack
-    +-- ProbeFailed                   one look at a node failed
+    |   +-- Stopped
+    +-- ProbeFailed                   one look at a node failed, or one word to a webhook
+    |   +-- HookUnreached             no connection; nothing was sent
+    +-- HookRefused                   a webhook's URL or address may not be told
     +-- StoreError                    the database did not do what was asked; nothing was half written
         +-- StoreLost                 no connection, or locked too long; ask again
         +-- StoreFull                 no space
@@ -139,11 +142,11 @@ class UnsupportedContentType(Answer):
 
 
 class RateLimited(Answer):
-    """The caller is over a limit of its own."""
+    """The caller holds as much as it may, which no waiting mends."""
 
     status = HTTPStatus.TOO_MANY_REQUESTS
-    type = "rate_limit_error"
-    code = "rate_limit_exceeded"
+    type = "insufficient_quota"
+    code = "insufficient_quota"
 
 
 class Overloaded(Answer):
@@ -256,6 +259,10 @@ class TakenBack(NodeFailed):
     """The router took the room back for an interactive call: no fault of the node's, and the call goes on later."""
 
 
+class Stopped(NodeFailed):
+    """The router ends what runs, because it stops. The node did nothing wrong."""
+
+
 class ErrorInStream(NodeFailed):
     """The node answered 200 and then said it failed, before anything a person would see.
 
@@ -269,11 +276,19 @@ class ErrorInStream(NodeFailed):
 
 
 class ProbeFailed(EbbtideError):
-    """One look at a node failed. `status` is the HTTP status, or None when no answer came."""
+    """A look at a node, or a word to a webhook, failed. `status` is the HTTP status, or None when no answer came."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         super().__init__(message)
         self.status = status
+
+
+class HookUnreached(ProbeFailed):
+    """No connection to a webhook's receiver: nothing was sent, so another address may be tried."""
+
+
+class HookRefused(EbbtideError):
+    """A webhook's URL or address may not be told anything. The message begins small and names no path or query."""
 
 
 class StoreError(EbbtideError):

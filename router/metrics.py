@@ -1,8 +1,8 @@
 """What is counted, on a registry of our own.
 
 Rules: every label value comes from a closed list (workloads, reasons, outcomes, endpoints, relay causes) or from the
-settings (node names); whatever else turns up is counted as `other`, so a stranger cannot grow the series. No caller, no
-model and no id is a label. Counting is plain arithmetic on dicts, a few hundred nanoseconds each, and belongs to the
+settings (node names); whatever else turns up is counted as `other`, so a stranger cannot grow the series. No caller and
+no id is a label. Counting is plain arithmetic on dicts, a few hundred nanoseconds each, and belongs to the
 event loop's thread; prometheus_client's own children lock and cost a microsecond. It is asked only to write scrapes.
 What nodes are doing is read at scrape time from whoever knows it, not copied here.
 """
@@ -153,6 +153,7 @@ class Metrics(Collector):
         self._nodes = {name: name for name in (*nodes, RELAY)}
         self._look: Callable[[], Iterable[NodeView]] = tuple
         self._look_at_waits: Callable[[], Mapping[Labels, int]] = dict
+        self._more: list[Callable[[], Iterable[Family]]] = []
         self._calls = Family("calls", "Calls that ended.", "endpoint", "workload", "outcome")
         self._classified = Family("classified", "Calls by what told their workload.", "workload", "reason")
         self._duration = Spread("call_duration_seconds", "Whole life of a call.", DURATION_S, "endpoint", "workload")
@@ -181,13 +182,20 @@ class Metrics(Collector):
         self._exact = Level("tokenizer_exact", "1 if tokens are counted, 0 if they are estimated from bytes.")
         self._lag = Spread("event_loop_lag_seconds", "How late the event loop ran a timer.", LAG_S)
         self.streams = Level("open_streams", "Streams open to clients.")
+        self._webhook_attempts = Family("webhook_attempts", "Attempts to deliver a webhook event.", "outcome")
+        self._webhooks_given_up = Family(
+            "webhooks_given_up", "Webhook events that nobody took: the last attempt failed, or the receiver said 410."
+        )
+        self._webhooks_waiting = Level("webhooks_waiting", "Webhook events not yet delivered.")
+        self._webhook_oldest = Level("webhook_oldest_seconds", "Age of the oldest webhook event not yet delivered.")
         self.registry = CollectorRegistry()
         self.registry.register(self)
         ProcessCollector(registry=self.registry)
 
     def families(self) -> list[Family]:
-        """Every metric of this object, empty ones too; those of nodes are filled now."""
-        return [*(value for value in vars(self).values() if isinstance(value, Family)), *self._node_levels()]
+        """Every metric, empty ones too; those of nodes, and those that other rooms know, are filled now."""
+        own = (value for value in vars(self).values() if isinstance(value, Family))
+        return [*own, *self._node_levels(), *(family for more in self._more for family in more())]
 
     def collect(self) -> Iterator[Metric]:
         """What prometheus_client asks for at a scrape."""
@@ -204,6 +212,10 @@ class Metrics(Collector):
     def watch(self, look: Callable[[], Iterable[NodeView]], waits: Callable[[], Mapping[Labels, int]] = dict) -> None:
         """Ask `look` how the nodes are at every scrape, and `waits` how many calls wait by workload and reason."""
         self._look, self._look_at_waits = look, waits
+
+    def also(self, more: Callable[[], Iterable[Family]]) -> None:
+        """Show these too; asked at every scrape."""
+        self._more.append(more)
 
     def classified(self, call: Call) -> None:
         """A call's workload was told."""
@@ -249,6 +261,16 @@ class Metrics(Collector):
     def oversized_event(self) -> None:
         """A stream event was over the size limit."""
         self._oversized.add()
+
+    def webhook(self, outcome: str, *, given_up: bool) -> None:
+        """One attempt to deliver an event ended. `outcome` is a word of a closed list."""
+        self._webhook_attempts.add((outcome,))
+        self._webhooks_given_up.add(amount=given_up)
+
+    def webhooks(self, waiting: int, oldest_s: float) -> None:
+        """So many events are not delivered yet, the oldest this old."""
+        self._webhooks_waiting.set(waiting)
+        self._webhook_oldest.set(oldest_s)
 
     def tokenizer(self, *, exact: bool) -> None:
         """Whether tokens are counted or estimated."""

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -22,8 +23,14 @@ sys.path.insert(0, str(ROOT))
 
 from router.cli import COMMANDS  # noqa: E402
 from router.core.call import Outcome, Reason, Workload  # noqa: E402
+from router.core.job import BatchState  # noqa: E402
 from router.core.node import TRANSITIONS, Event, State  # noqa: E402
 from router.core.placement import RelayCause  # noqa: E402
+from router.core.spend import Cap, Spend  # noqa: E402
+from router.dispatch.spending import Spending  # noqa: E402
+from router.jobs.gauges import Gauges  # noqa: E402
+from router.jobs.store.measures import Act, Measures, Trouble  # noqa: E402
+from router.jobs.webhooks import Told  # noqa: E402
 from router.metrics import Metrics, Spread  # noqa: E402
 from router.settings import FIELDS, variable  # noqa: E402
 
@@ -58,7 +65,7 @@ def commands() -> Iterator[str]:
 def metrics() -> Iterator[str]:
     """Every metric, then the values its labels can have."""
     yield "| metric | type | labels | meaning |\n|---|---|---|---|"
-    counted = Metrics()
+    counted = shown()
     for family in counted.families():
         name = family.name + ("_total" if family.kind == "counter" else "")
         labels = ", ".join(f"`{label}`" for label in family.labels)
@@ -67,7 +74,9 @@ def metrics() -> Iterator[str]:
     yield "| `process_*` | gauge, counter | | Memory (`process_resident_memory_bytes`), CPU time, open files. |"
     yield "\n| label | values |\n|---|---|"
     closed: dict[str, type[StrEnum]] = {
-        "workload": Workload, "reason": Reason, "outcome (of calls)": Outcome, "state": State, "cause": RelayCause,
+        "workload": Workload, "reason": Reason, "outcome (of calls)": Outcome, "outcome (of webhook attempts)": Told,
+        "state (of nodes)": State, "cause": RelayCause, "cap": Cap, "status": BatchState, "act": Act,
+        "kind (of errors)": Trouble,
     }  # fmt: skip
     for label, words in closed.items():
         yield f"| {label} | {', '.join(f'`{word.value}`' for word in words)} |"
@@ -75,6 +84,16 @@ def metrics() -> Iterator[str]:
     for family in counted.families():
         if isinstance(family, Spread):
             yield f"| `{family.name}` | {', '.join(f'{bound:g}' for bound in family.bounds)} |"
+
+
+def shown() -> Metrics:
+    """Every metric of a router with batches and a relay that has a cap."""
+    counted = Metrics()
+    runner = SimpleNamespace(ended={}, taken=0, held={}, trouble=None)
+    store = SimpleNamespace(measures=Measures(), usage=None)
+    for more in (Gauges(store, runner, bool).families, Spending(Spend({}, 0.0)).families):
+        counted.also(more)
+    return counted
 
 
 def nodes() -> Iterator[str]:

@@ -24,7 +24,15 @@ async def counter(tmp_path, monkeypatch):
 
 
 def arguments(action: str, target: object, **options: Any) -> argparse.Namespace:
-    told = {"url": None, "endpoint": None, "window": "24h", "metadata": None, "wait": False, "json": False}
+    told = {
+        "url": None,
+        "endpoint": None,
+        "window": "24h",
+        "metadata": None,
+        "wait": False,
+        "json": False,
+        "webhook": None,
+    }
     return argparse.Namespace(action=action, target=str(target), **{**told, "output": None, "errors": None, **options})
 
 

@@ -151,11 +151,12 @@ def test_a_taken_port_is_replaced():
 
 def test_the_settings_written_are_settings(tmp_path):
     file = tmp_path / "demo.yaml"
-    file.write_text(demo.settings(8080, [9001, 9002], tmp_path / "a ${b}" / "demo.db"))
+    file.write_text(demo.settings(8080, [9001, 9002, 9003], tmp_path / "a ${b}" / "demo.db"))
     read = load(file, {})
     assert {node.name: set(node.pools) for node in read.nodes} == {
         "chat": {Workload.INTERACTIVE},
         "long": {Workload.BATCH},
+        "shared": set(Workload),
     }
 
 
@@ -170,11 +171,15 @@ def test_without_llama_the_remedy_is_told(monkeypatch, tmp_path):
 
 async def test_the_tour_shows_who_went_where(rig, monkeypatch):
     monkeypatch.setattr(tour, "CHAT_PAUSE_S", 0.05)
+    monkeypatch.setattr(tour, "HEAD_START_S", 0.3)
     chat = await rig.node("chat", dialect="llamacpp", slots=4, context=2048)
     long = await rig.node("long", dialect="llamacpp", slots=1, context=8192, script=Script(ttft=0.3, n=3))
+    shared = await rig.node("shared", dialect="llamacpp", models=["tiny-shared"], slots=2, context=4096)
+    shared.on_request = lambda seen: Script(ttft=0.8 if not shared.aborted and len(seen.body) > 3000 else 0.0, n=3)
     app = await rig.router(
         entry(chat, pools=["interactive"]),
         entry(long, pools=["batch"]),
+        entry(shared),
         classify={"long_prompt_tokens": demo.LONG_PROMPT_TOKENS},
     )
     told = StringIO()
@@ -185,6 +190,8 @@ async def test_the_tour_shows_who_went_where(rig, monkeypatch):
     assert float(second[5]) > float(first[5])
     assert len(long.seen) == 2
     assert all("interactive" in row for row in rows if row[1:3] == ["chats", "beside,"])
+    assert len(shared.aborted) == 1, "the document made way for the chat"
+    assert next(row for row in rows if row[:2] == ["document", "on"])[5:8] == ["batch", "size", "shared"]
 
 
 async def test_an_answer_that_breaks_off_is_told(rig):
@@ -230,5 +237,5 @@ def test_the_whole_demo_once(tmp_path):
             children |= {child.pid for child in below.children(recursive=True)}
     assert process.returncode == 0, told
     assert "What went where, and why" in told
-    assert len(children) >= 3
+    assert len(children) >= 4
     assert all(gone(pid) for pid in children)

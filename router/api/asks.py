@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from router.core.wellformed import well_formed
 from router.errors import BadRequest
 
 KEPT_S = (3600, 2_592_000)
@@ -29,11 +30,12 @@ def wrong_value(param: str, value: str, supported: Collection[str]) -> BadReques
     return BadRequest(message, param=param, code="invalid_value")
 
 
-def required(told: Mapping[str, Any], name: str, most: int = 512) -> str:
-    """A text that must be there: 1 to `most` characters without NUL."""
+def required(told: Mapping[str, Any], name: str, most: int = 512, *, within: str | None = None) -> str:
+    """A text that must be there: 1 to `most` characters without NUL. `within` is the field whose object `told` is."""
+    param = name if within is None else f"{within}.{name}"
     if told.get(name) is None:
-        raise missing(name)
-    return text(name, told[name], most)
+        raise missing(param)
+    return text(param, told[name], most)
 
 
 def text(param: str, value: object, most: int = 512) -> str:
@@ -44,7 +46,7 @@ def text(param: str, value: object, most: int = 512) -> str:
         raise BadRequest(f"Invalid '{param}': empty string.", param=param, code="empty_string")
     if len(value) > most:
         raise too_long(param, most, len(value))
-    if "\0" in value:
+    if not well_formed(value):
         raise BadRequest(f"Invalid '{param}': NUL is not allowed.", param=param, code="invalid_value")
     return value
 

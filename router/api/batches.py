@@ -15,6 +15,7 @@ from router.api.desk import Desk, Visit
 from router.api.files import over_quota, page
 from router.api.ops import json_response
 from router.core.job import BatchState, window_seconds
+from router.core.wellformed import well_formed
 from router.errors import BadRequest, NotFound
 from router.jobs.checks import BATCHED, batched
 from router.jobs.store import BatchRow, NewBatch, Pace, Tokens
@@ -22,6 +23,8 @@ from router.jobs.store import BatchRow, NewBatch, Pace, Tokens
 ENDPOINTS = tuple(f"/v1/{name}" for name in BATCHED)
 PRIORITIES = (-10, 10)
 PAGE = (1, 100)
+MOST_URL = 2048
+"""Most characters of a webhook's URL."""
 METADATA = (16, 64, 512)
 """Most pairs, and most characters of a key and of a value."""
 _TIMES = (
@@ -50,8 +53,8 @@ class Batches:
     async def create(self, visit: Visit) -> Response:
         """Write a batch down; its lines are checked afterwards."""
         told = await visit.told()
-        webhook = None if told.get("webhook") is None else text("webhook", told["webhook"], 2048)
-        new = _asked(visit, told, self._desk.webhook(visit.caller, webhook))
+        desk = self._desk
+        new = _asked(visit, told, desk.webhook(visit.caller, _webhook(told.get("webhook"))), desk.bounds.output_s)
         await self._check_input(visit.caller, new.input_file_id)
         await self._check_quota(visit.caller)
         return json_response(batch_object(await self._desk.store.create_batch(new)))
@@ -158,7 +161,7 @@ def _turn(pace: Pace | None) -> str | None:
     return f"{lines} of batches that are due earlier go first."
 
 
-def _asked(visit: Visit, told: Mapping[str, Any], webhook: str | None) -> NewBatch:
+def _asked(visit: Visit, told: Mapping[str, Any], webhook: str | None, output_s: int | None) -> NewBatch:
     input_file_id = required(told, "input_file_id")
     endpoint = required(told, "endpoint")
     if batched(endpoint) is None:
@@ -172,12 +175,25 @@ def _asked(visit: Visit, told: Mapping[str, Any], webhook: str | None) -> NewBat
         completion_window=window,
         window_s=_window_s(window),
         metadata=_metadata(told.get("metadata")),
-        output_expires_s=kept_s("output_expires_after", told.get("output_expires_after")),
+        output_expires_s=kept_s("output_expires_after", told.get("output_expires_after")) or output_s,
         priority=0 if priority is None else whole("priority", priority, *PRIORITIES),
         webhook=webhook,
         idempotency_key=text("idempotency-key", key, 255) if key else None,
         same_within_s=SAME_WITHIN_S if visit.heading.retried else None,
     )
+
+
+def _webhook(told: object) -> str | None:
+    """A URL, or an object that holds one."""
+    if told is None:
+        return None
+    if type(told) is not dict:
+        return text("webhook", told, MOST_URL)
+    url = required(told, "url", MOST_URL, within="webhook")
+    if others := sorted(told.keys() - {"url"}):
+        param = f"webhook.{others[0][:64]}"
+        raise BadRequest(f"Unknown parameter: '{param}'.", param=param, code="unknown_parameter")
+    return url
 
 
 def _window_s(window: str) -> int:
@@ -201,7 +217,7 @@ def _metadata(told: object) -> dict[str, str] | None:
         raise BadRequest(message, param="metadata", code="object_above_max_properties")
     for key, value in told.items():
         param = f"metadata.{key[:key_characters]}"
-        if not key or len(key) > key_characters or "\0" in key:
+        if not key or len(key) > key_characters or not well_formed(key):
             message = f"Invalid '{param}': the key must have 1 to {key_characters} characters without NUL."
             raise BadRequest(message, param=param, code="invalid_value")
         if value != "":

@@ -55,12 +55,15 @@ class Quota:
 
 @dataclass(frozen=True, kw_only=True)
 class Bounds:
-    """Sizes in bytes; `batch_file_s` is how long a batch's input is kept when its sender does not say."""
+    """Sizes in bytes; `batch_file_s` is how long a batch's input, `output_s` how long its result files are kept when
+    nobody says.
+    """
 
     file_bytes: int = 512 * 2**20
     batch_file_bytes: int = 200 * 2**20
     part_bytes: int = 64 * 2**20
     batch_file_s: int | None = 2_592_000
+    output_s: int | None = 2_592_000
 
 
 def no_webhooks(_caller: str, url: str | None) -> None:

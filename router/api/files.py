@@ -7,7 +7,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute
 
 from router.api.asks import KEPT_S, chosen, missing, text, whole_in_text
-from router.api.desk import Desk, Visit
+from router.api.desk import Desk, Quota, Visit
 from router.api.downloads import Download
 from router.api.ops import json_response
 from router.api.parts import Filling, Form, Limit, parts
@@ -41,14 +41,19 @@ class Files:
         """Take a file in, in whatever order the form's parts come."""
         desk = self._desk
         limit = await _limit(desk, visit)
-        told = visit.heading.content_length
-        if told is not None and told > limit.bytes + 2**20:
-            raise limit.over()
+        limit.check(visit.heading.content_length)
         opening = Opening()
+
+        def narrow(fields: dict[str, str], limit: Limit) -> Limit:
+            if fields.get("purpose") == "batch":
+                limit = _no_more(limit, batch_limit(desk, "file"))
+                limit.check(visit.heading.content_length)
+            return limit
+
         events = parts(visit.heading.content_type, visit.pieces())
         writing = desk.store.writing(caller=visit.caller, purpose="", filename=DEFAULT_NAME, expires_s=None)
         async with writing as writer:
-            form = await Filling("file", writer, limit, opening.feed).fill(events)
+            form = await Filling("file", writer, limit, opening.feed, narrow).fill(events)
             purpose = purpose_of(form.fields)
             expires_s = _kept_s(form)
             if purpose == "batch":
@@ -133,11 +138,22 @@ def purpose_of(fields: dict[str, str]) -> str:
 
 def check_batch_file(desk: Desk, filename: str, size: int, param: str) -> None:
     """A batch's input has a bound of its own and is called .jsonl. `param` is the field at fault for its size."""
-    most = desk.bounds.batch_file_bytes
-    if size > most:
-        raise TooLarge(f"The file is larger than {most} bytes, the most for the input of a batch.", param=param)
+    limit = batch_limit(desk, param)
+    if size > limit.bytes:
+        raise limit.over()
     if filename != DEFAULT_NAME and not filename.lower().endswith(".jsonl"):
         raise BadRequest("Invalid file format for Batch API. Must be .jsonl")
+
+
+def batch_limit(desk: Desk, param: str) -> Limit:
+    """How long the input of a batch may be."""
+    most = desk.bounds.batch_file_bytes
+    message = f"The file is larger than {most} bytes, the most for the input of a batch."
+    return Limit(most, lambda: TooLarge(message, param=param))
+
+
+def _no_more(one: Limit, other: Limit) -> Limit:
+    return min(one, other, key=lambda limit: limit.bytes)
 
 
 async def check_quota(desk: Desk, caller: str) -> int:
@@ -148,13 +164,23 @@ async def check_quota(desk: Desk, caller: str) -> int:
     held = await desk.store.held(caller)
     if quota.files is not None and held.files >= quota.files:
         raise over_quota(f"You hold {held.files} files, and may hold {quota.files}. Delete some.")
-    left = desk.bounds.file_bytes if quota.bytes is None else max(0, quota.bytes - held.bytes)
-    return min(left, desk.bounds.file_bytes)
+    return _bytes_left(desk, quota, held.bytes)
+
+
+async def check_part_quota(desk: Desk, caller: str) -> int:
+    """How many bytes a caller may still store in parts of uploads it has begun."""
+    quota = desk.quota(caller)
+    return _bytes_left(desk, quota, 0 if quota.bytes is None else (await desk.store.held(caller)).bytes)
+
+
+def _bytes_left(desk: Desk, quota: Quota, held: int) -> int:
+    most = desk.bounds.file_bytes
+    return most if quota.bytes is None else min(most, max(0, quota.bytes - held))
 
 
 def over_quota(message: str) -> RateLimited:
     """The answer to a caller that would hold more than it may. Trying again does not help."""
-    return RateLimited(message, code="insufficient_quota", retry=False)
+    return RateLimited(message, retry=False)
 
 
 async def _limit(desk: Desk, visit: Visit) -> Limit:

@@ -4,7 +4,7 @@ The form is read once to the end, by a streaming parser over the bytes already h
 two readers could take differently, are refused. The bytes themselves go on untouched.
 """
 
-from python_multipart.exceptions import MultipartParseError
+from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from router.core.body import Body
@@ -73,7 +73,7 @@ def read_form(content_type: bytes, raw: bytes) -> Body:
     try:
         form = _Form(boundary)
         form.parser.write(raw)
-    except MultipartParseError:
+    except FormParserError:
         raise BadRequest("We could not parse the form in your request.") from None
     if not form.whole:
         raise BadRequest("The form in your request is not complete.")

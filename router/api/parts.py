@@ -17,6 +17,8 @@ from router.api.asks import missing
 from router.errors import Answer, BadRequest, UnsupportedContentType
 
 FIELD_BYTES = 8192
+FORM_BYTES = 2**20
+"""More than all of a form but its long part has."""
 FIELDS = 64
 """Most parts of a form."""
 NAME_CHARACTERS = 255
@@ -49,6 +51,11 @@ class Limit(msgspec.Struct, frozen=True):
 
     bytes: int
     over: Callable[[], Answer]
+
+    def check(self, length: int | None) -> None:
+        """Refuse a form whose announced `length` cannot be that of a short enough part."""
+        if length is not None and length > self.bytes + FORM_BYTES:
+            raise self.over()
 
 
 class _Events:
@@ -134,11 +141,25 @@ async def parts(content_type: bytes, pieces: AsyncIterator[bytes]) -> AsyncItera
         raise BadRequest("The form in your request is not complete.")
 
 
-class Filling:
-    """One form on its way into `sink`: the part named `field` is the long one. `watch` sees its bytes too."""
+def _the_same(_fields: dict[str, str], limit: Limit) -> Limit:
+    return limit
 
-    def __init__(self, field: str, sink: Sink, limit: Limit, watch: Callable[[bytes], None] | None = None) -> None:
-        self._field, self._sink, self._limit, self._watch = field, sink, limit, watch
+
+class Filling:
+    """One form on its way into `sink`: the part named `field` is the long one. `watch` sees its bytes too.
+
+    `narrow` is asked, when the long part begins, what the fields before it leave of the limit.
+    """
+
+    def __init__(
+        self,
+        field: str,
+        sink: Sink,
+        limit: Limit,
+        watch: Callable[[bytes], None] | None = None,
+        narrow: Callable[[dict[str, str], Limit], Limit] = _the_same,
+    ) -> None:
+        self._field, self._sink, self._limit, self._watch, self._narrow = field, sink, limit, watch, narrow
         self._fields: dict[str, bytes] = {}
         self._current: str | None = None
         self._filename: str | None = None
@@ -156,8 +177,10 @@ class Filling:
                 self._add(self._current, event)
         if not self._found:
             raise missing(self._field)
-        fields = {name: value.decode("utf-8", "replace").strip() for name, value in self._fields.items()}
-        return Form(fields, plain_name(self._filename), self._size)
+        return Form(self._told(), plain_name(self._filename), self._size)
+
+    def _told(self) -> dict[str, str]:
+        return {name: value.decode("utf-8", "replace").strip() for name, value in self._fields.items()}
 
     def _begin(self, part: Part) -> None:
         self._parts += 1
@@ -169,6 +192,7 @@ class Filling:
             raise BadRequest(f"The form has more than one field '{name}'.", param=name, code="invalid_value")
         if part.name == self._field:
             self._found, self._current, self._filename = True, None, part.filename
+            self._limit = self._narrow(self._told(), self._limit)
         else:
             self._current = part.name
             self._fields[part.name] = b""

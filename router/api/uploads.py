@@ -8,7 +8,7 @@ from starlette.routing import BaseRoute
 
 from router.api.asks import chosen, kept_s, missing, required, text, whole, wrong_type
 from router.api.desk import Desk, Visit
-from router.api.files import PURPOSES, check_batch_file, check_quota, file_object, over_quota
+from router.api.files import PURPOSES, check_batch_file, check_part_quota, check_quota, file_object, over_quota
 from router.api.ops import json_response
 from router.api.parts import Filling, Limit, parts, plain_name
 from router.errors import BadRequest, TooLarge
@@ -61,14 +61,19 @@ class Uploads:
 
     async def add_part(self, visit: Visit) -> Response:
         """Take one part in."""
-        most = self._desk.bounds.part_bytes
-        limit = Limit(most, lambda: TooLarge(f"The part is larger than {most} bytes.", param="data"))
+        limit = await self._limit(visit)
         events = parts(visit.heading.content_type, visit.pieces())
         async with self._desk.store.adding_part(visit.caller, visit.id) as writer:
             await Filling("data", writer, limit).fill(events)
         part = writer.row
         told = {"id": part.id, "object": "upload.part", "created_at": part.created_at, "upload_id": part.upload_id}
         return json_response(told)
+
+    async def _limit(self, visit: Visit) -> Limit:
+        left, most = await check_part_quota(self._desk, visit.caller), self._desk.bounds.part_bytes
+        if left < most:
+            return Limit(left, lambda: over_quota(f"The part is larger than the {left} bytes you may still store."))
+        return Limit(most, lambda: TooLarge(f"The part is larger than {most} bytes.", param="data"))
 
     async def complete(self, visit: Visit) -> Response:
         """Put the parts together in the order named."""

@@ -12,7 +12,7 @@ import msgspec
 from router.core.content import is_flood
 from router.errors import BadRequest
 
-__all__ = ["ROUTING_KEYS", "check_form", "not_json"]
+__all__ = ["ROUTING_KEYS", "check_form", "mended", "not_json", "well_formed"]
 
 #: Keys that decide where a call goes and what room it takes; another reader must see the same value.
 ROUTING_KEYS = ("model", "stream", "n", "max_tokens", "max_completion_tokens", "max_output_tokens")
@@ -37,6 +37,21 @@ def _keep_key(_type: type, name: str) -> _Key:
 
 
 _top_level = msgspec.json.Decoder(dict[_Key, msgspec.Raw], dec_hook=_keep_key)
+
+
+def well_formed(text: str) -> bool:
+    """Whether text can be kept and sent anywhere: no NUL, which databases refuse, no half of a surrogate pair."""
+    if "\0" in text:
+        return False
+    try:
+        return text.isascii() or bool(text.encode())
+    except UnicodeEncodeError:
+        return False
+
+
+def mended(text: str) -> str:
+    """The text without what is not well formed, for words of ours that may quote a stranger's."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "")
 
 
 def not_json(why: str) -> BadRequest:

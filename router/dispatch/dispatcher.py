@@ -36,7 +36,9 @@ from router.errors import (
     FirstByteTimeout,
     NodeFailed,
     NodeRefused,
+    Overloaded,
     RelayMisconfigured,
+    Stopped,
     TakenBack,
     UpstreamError,
     UpstreamTimeout,
@@ -91,7 +93,8 @@ class Dispatcher:
     def relays(self, call: Call) -> bool:
         """Whether the relay may answer the call."""
         relay = self._relay
-        return relay is not None and call.fallback and call.bound_to is None and call.model in relay.models
+        may = relay is not None and call.fallback and call.bound_to is None and call.model in relay.models
+        return may and self._ledger.spending.affords(call)
 
     def open(self, call: Call, past: Past | None = None) -> "Opening":
         """The call's answer, for as long as the block lasts: `async with dispatcher.open(call) as reply`.
@@ -137,7 +140,7 @@ class Dispatcher:
         first_byte_s = patience.first_byte_s + patience.first_byte_per_prompt_token_s * trip.call.prompt_tokens
         if isinstance(grant, Grant):
             return Leg(trip, self._ways[grant.node.name], grant, first_byte_s, self.admission.changed)
-        self._ledger.relayed(grant.cause)
+        self._ledger.relayed(trip, grant.cause)
         return Leg(trip, self._way_to_relay(), None, first_byte_s, self.admission.changed)
 
     async def _first_grant(self, trip: Trip) -> Grant | RelayGrant:
@@ -147,6 +150,9 @@ class Dispatcher:
 
     async def _next(self, trip: Trip, error: NodeFailed) -> Grant | RelayGrant:
         """Where a call goes whose leg failed. Raises the last word when there is nowhere."""
+        if isinstance(error, Stopped):
+            trip.cut(error)
+            raise Overloaded(str(error), retry_after_s=1) from error
         if trip.node is None:
             raise self._last_word(trip, error) from error
         if isinstance(error, TakenBack):

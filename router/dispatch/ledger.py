@@ -6,31 +6,40 @@ from router import logs
 from router.core.call import Outcome, Usage
 from router.core.estimate import Estimates
 from router.core.placement import RelayCause
+from router.dispatch.spending import Spending
 from router.dispatch.trip import RELAY, Trip
 from router.errors import NodeFailed
 from router.metrics import Metrics
 
 
 class Ledger:
-    """`clock` gives seconds of a steady clock; the rest is told of every leg and every trip that ended."""
+    """`clock` gives seconds of a steady clock; the rest is told of every leg and every trip that ended.
 
-    def __init__(self, clock: Callable[[], float], metrics: Metrics, estimates: Estimates) -> None:
+    `spending` is asked what the relay may still cost.
+    """
+
+    def __init__(
+        self, clock: Callable[[], float], metrics: Metrics, estimates: Estimates, spending: Spending | None = None
+    ) -> None:
         self.clock = clock
         self._metrics = metrics
         self._estimates = estimates
+        self.spending = spending or Spending(None)
 
     def leg(self, trip: Trip, outcome: Outcome | type[NodeFailed]) -> None:
         """A leg of a trip ended: with an answer, or by a failure of the node."""
         self._metrics.leg(trip.place, outcome if isinstance(outcome, Outcome) else outcome.__name__)
 
-    def relayed(self, cause: RelayCause) -> None:
-        """A call goes to the relay."""
+    def relayed(self, trip: Trip, cause: RelayCause) -> None:
+        """A call goes to the relay. Raises Overloaded when it would cost too much."""
+        self.spending.begin(trip)
         self._metrics.relayed(cause)
 
     def close(self, trip: Trip) -> None:
         """A call ended."""
         call = trip.call
         outcome = trip.outcome = trip.outcome or Outcome.COMPLETED
+        self.spending.end(trip)
         usage = trip.counted()
         if usage is not None and trip.place != RELAY:
             one = Usage(usage.prompt, usage.completion // max(1, call.sequences))

@@ -14,6 +14,7 @@ import msgspec
 from router.core.call import Protocol, Usage
 from router.dispatch.normalise import status_inside
 from router.dispatch.trip import Trip
+from router.dispatch.unpack import Unpacked
 from router.errors import ErrorInStream, FirstByteTimeout, NodeFailed, TakenBack, Truncated
 from router.upstream.pool import Answer as Upstream
 from router.upstream.sse import Events, failure_events
@@ -77,7 +78,7 @@ class Reply:
         self.length: int | None = None
         self.response_id: str | None = None
         self._held = b""
-        self._upstream: Upstream | None = None
+        self._upstream: Upstream | Unpacked | None = None
         self._events: Events | None = None
 
     @property
@@ -120,12 +121,14 @@ class Reply:
         """
         reply = cls(upstream.status, clean(upstream.headers), trip)
         kind = _header(upstream.headers, b"content-type")
-        coded = _header(upstream.headers, b"content-encoding") not in (b"", b"identity")
+        coding = _header(upstream.headers, b"content-encoding")
+        coded = coding not in (b"", b"identity")
         if kind.startswith(b"text/event-stream"):
             reply.stream = True
-            if not coded:
-                await reply._hold_events(upstream, rename, within_s)
-                return reply
+            if coded:
+                reply.headers = [pair for pair in reply.headers if pair[0] != b"content-encoding"]
+            await reply._hold_events(Unpacked(upstream, coding) if coded else upstream, rename, within_s)
+            return reply
         if kind.startswith(b"application/json"):
             await reply._hold_json(upstream, None if coded else rename)
             return reply
@@ -134,7 +137,9 @@ class Reply:
         trip.first_token()
         return reply
 
-    async def _hold_events(self, upstream: Upstream, rename: tuple[bytes, bytes] | None, within_s: float) -> None:
+    async def _hold_events(
+        self, upstream: Upstream | Unpacked, rename: tuple[bytes, bytes] | None, within_s: float
+    ) -> None:
         trip = self.trip
         events = trip.events = Events(trip.call.endpoint.protocol, drop_usage=trip.asks_usage, rename=rename)
         held = [await _event(upstream, events)]
@@ -182,7 +187,7 @@ class Reply:
                 counted.prompt_tokens or counted.input_tokens, counted.completion_tokens or counted.output_tokens
             )
 
-    async def _next_bytes(self, upstream: Upstream) -> bytes:
+    async def _next_bytes(self, upstream: Upstream | Unpacked) -> bytes:
         """More of a body we do not read. It cannot say it failed, so a failure breaks the connection to the caller."""
         try:
             data = await upstream.read()
@@ -221,7 +226,7 @@ class Reply:
             return self._last_words(events, str(error))
         return b""
 
-    async def _close_stream(self, upstream: Upstream, events: Events) -> None:
+    async def _close_stream(self, upstream: Upstream | Unpacked, events: Events) -> None:
         if self._ended(events):
             await upstream.drain(LAST_CHUNK_S)
         events.end()
@@ -242,7 +247,7 @@ class Reply:
         )
 
 
-async def _event(upstream: Upstream, events: Events) -> bytes:
+async def _event(upstream: Upstream | Unpacked, events: Events) -> bytes:
     """The next bytes to show. Raises ErrorInStream, or Truncated when the stream ends before it said anything."""
     data = await upstream.read()
     shown = events.feed(data) if data else b""

@@ -19,6 +19,7 @@ from router.errors import (
     NotFound,
     Overloaded,
     RequestTimeout,
+    Stopped,
     TakenBack,
     UpstreamTimeout,
 )
@@ -113,7 +114,10 @@ class Trip:
         self.outcome = Outcome.FAILED if errored else Outcome.COMPLETED
 
     def cut(self, error: NodeFailed) -> None:
-        """The node failed inside the answer."""
+        """The node failed inside the answer, or the router ended it."""
+        if isinstance(error, Stopped):
+            self.outcome = Outcome.SHUTDOWN
+            return
         self.outcome = Outcome.CUT
         self.sign(Sign.FAULT, str(error))
 

@@ -73,8 +73,8 @@ class Calls:
         self._reader = reader
         self._long_prompt_tokens = long_prompt_tokens
 
-    async def of(self, job: JobRow, line: bytes, *, streamed: bool = True, fallback: bool = False) -> Call:
-        """The call of a line. `streamed` allows a stream, `fallback` the relay. Raises BadRequest."""
+    async def of(self, job: JobRow, line: bytes, *, streamed: bool = True) -> Call:
+        """The call of a line. `streamed` allows a stream; the relay is not allowed. Raises BadRequest."""
         endpoint = endpoint_of(job)
         if len(line) > LONG_BODY:
             loop = asyncio.get_running_loop()
@@ -103,7 +103,7 @@ class Calls:
             least_tokens=_least(body, prompt_tokens),
             context_tokens=estimate.upper(counted) // prompts,
             asked=body.max_output,
-            fallback=fallback,
+            fallback=False,
         )
 
     def _decide_at(self, model: str) -> int:

@@ -16,6 +16,7 @@ import msgspec
 
 from router.core.body import MODEL_CHARACTERS, read_body
 from router.core.call import ENDPOINTS, Endpoint
+from router.core.wellformed import well_formed
 from router.errors import BadRequest
 from router.jobs.findings import Findings
 
@@ -28,7 +29,7 @@ _NEEDED: dict[str, tuple[tuple[str, ...], ...]] = {
     "messages": (("messages",),),
     "completions": (("prompt", "prompt_embeds"),),
     "embeddings": (("input", "messages"),),
-    "responses": (("input", "prompt", "previous_response_id"),),
+    "responses": (("input", "prompt"),),
     "rerank": (("query",), ("documents",)),
 }
 """Fields without which no engine serves a body; of each group one is enough."""
@@ -123,7 +124,7 @@ class Checks:
         try:
             line = _decode_line(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            self._bad("invalid_json_line", "This line is not parseable as valid JSON.")
+            self._unreadable()
             return None
         self._check_frame(line)
         asked = self._check_body(line.body)
@@ -146,7 +147,7 @@ class Checks:
             self._bad("invalid_url", f"The url of this line is not the batch's endpoint '{self._url}'.", "url")
 
     def _check_id(self, custom_id: str) -> None:
-        if not custom_id or len(custom_id) > CUSTOM_ID_CHARACTERS or "\0" in custom_id:
+        if not custom_id or len(custom_id) > CUSTOM_ID_CHARACTERS or not well_formed(custom_id):
             wanted = f"1 to {CUSTOM_ID_CHARACTERS} characters without NUL"
             self._bad("invalid_value", f"Invalid value for 'custom_id': expected {wanted}.", "custom_id")
             return
@@ -164,7 +165,11 @@ class Checks:
         if not body.startswith(b"{"):
             self._bad("invalid_type", "Invalid type for 'body': expected an object.", "body")
             return None
-        said = _decode_said(body)
+        try:
+            said = _decode_said(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            self._unreadable()
+            return None
         if not self._may_run(said):
             return None
         size = self._size(body)
@@ -178,9 +183,12 @@ class Checks:
             self._bad("streaming_unsupported", "A batch cannot stream. Leave out 'stream'.", "body.stream")
         if said.background is True:
             self._bad("invalid_request", "A batch waits for its answers. Leave out 'background'.", "body.background")
+        if bytes(said.previous_response_id) not in _NOTHING:
+            alone = "A batch does not go on from an earlier response. Send the whole conversation as 'input'."
+            self._bad("invalid_request", alone, "body.previous_response_id")
         if said.model is None:
             self._bad("invalid_request", "You must provide a model parameter.", "body.model")
-        elif type(said.model) is not str or not 0 < len(said.model) <= MODEL_CHARACTERS or "\0" in said.model:
+        elif type(said.model) is not str or not 0 < len(said.model) <= MODEL_CHARACTERS or not well_formed(said.model):
             wanted = f"a name of 1 to {MODEL_CHARACTERS} characters"
             self._bad("invalid_request", f"Invalid value for 'model': expected {wanted}.", "body.model")
         for group in _NEEDED.get(self._endpoint.path, ()):
@@ -215,6 +223,9 @@ class Checks:
             message = f"The model '{model}' does not exist or you do not have access to it."
             self._bad("model_not_found", message, "body.model")
         return known
+
+    def _unreadable(self) -> None:
+        self._bad("invalid_json_line", "This line is not parseable as valid JSON.")
 
     def _missing(self, name: str) -> None:
         self._bad("missing_required_parameter", f"Missing required parameter: '{name}'.", name)

@@ -25,6 +25,7 @@ import structlog
 from router.core.call import Call, Outcome, Workload
 from router.core.job import retry_delay_s
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.trip import RELAY
 from router.errors import Answer, BadRequest, NodeFailed, StoreError, StoreFull, StoreLost, TakenBack
 from router.fleet.fleet import Fleet
 from router.jobs.answers import read
@@ -71,7 +72,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 256 * 2**20
 
 
-def _never(job: JobRow) -> bool:
+def _never(job: JobRow, call: Call) -> bool:
     """No line goes to the relay."""
     return False
 
@@ -80,9 +81,10 @@ def _never(job: JobRow) -> bool:
 class Runner:
     """`run` it until cancelled.
 
-    `relays` says whether a line may go to the relay; `delay` how long one waits before its n-th next try. `ended`
-    counts how tries ended: done, failed, charged, returned, lost. `held` are the lines under our lease. `setbacks`
-    tells by batch why a line was put back last.
+    `relays` says whether a line may go to the relay at once; `also` names models to hold lines of beside those of
+    nodes; `delay` says how long one waits before its n-th next try. `ended` counts how tries ended: done, failed,
+    charged, returned, lost. `held` are the lines under our lease, `taken` how many ever were; `setbacks` tells by
+    batch why a line was put back last.
     """
 
     store: Store
@@ -90,7 +92,8 @@ class Runner:
     fleet: Fleet
     calls: Calls
     terms: Terms = field(default_factory=Terms)
-    relays: Callable[[JobRow], bool] = _never
+    relays: Callable[[JobRow, Call], bool] = _never
+    also: Callable[[], Iterable[str]] = tuple
     delay: Callable[[int, float], float] = retry_delay_s
     clock: Callable[[], float] = time.monotonic
     ended: Counter[str] = field(default_factory=Counter)
@@ -98,6 +101,7 @@ class Runner:
     def __post_init__(self) -> None:
         self.held: dict[tuple[str, int], Held] = {}
         self.setbacks: dict[str, str] = {}
+        self.taken = 0
         self._group: asyncio.TaskGroup | None = None
         self._turns: dict[str, Turns] = {}
         self._bytes = 0
@@ -165,7 +169,7 @@ class Runner:
         now = self.clock()
         if now >= self._served[0]:
             served = dict.fromkeys(model for node in self.fleet.nodes for model in node.models())
-            self._served = (now + 0.25, list(served))
+            self._served = (now + 0.25, list(served | dict.fromkeys(self.also())))
         return self._served[1]
 
     def _hold(self, jobs: Iterable[JobRow], safe_until: float) -> None:
@@ -173,6 +177,7 @@ class Runner:
             before = self.held.get(job.key)
             if before is not None:
                 self._abandon(before)
+            self.taken += 1
             held = self.held[job.key] = Held(job, safe_until)
             self._turns.setdefault(job.model, Turns(self.terms.retries)).add(held)
         self.feed()
@@ -244,10 +249,10 @@ class Runner:
     async def _call(self, held: Held, *, streamed: bool) -> Call:
         job = held.job
         line = await self._insist(lambda: self.store.line(job))
-        call = await self.calls.of(job, line, streamed=streamed, fallback=self.relays(job))
+        call = await self.calls.of(job, line, streamed=streamed)
         await self._sure(held)
         held.call_id = call.id
-        return call
+        return msgspec.structs.replace(call, fallback=True) if self.relays(job, call) else call
 
     async def _sure(self, held: Held) -> None:
         """Wait until the line is surely ours."""
@@ -261,7 +266,8 @@ class Runner:
                     held.node = reply.node
                     said = await read(reply, call)
                 body = said.body() if isinstance(said, Assembly) else said
-                return answered(reply.status, body, request_id=call.id, streamed=call.stream)
+                relayed = reply.node == RELAY
+                return answered(reply.status, body, request_id=call.id, streamed=call.stream, relayed=relayed)
             except TakenBack:
                 await self._sure(held)
             except (Answer, NodeFailed) as error:

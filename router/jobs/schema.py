@@ -14,6 +14,7 @@ from sqlalchemy import (
     CheckConstraint,
     Column,
     ColumnElement,
+    Dialect,
     Double,
     ForeignKey,
     ForeignKeyConstraint,
@@ -23,15 +24,18 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
+    TypeDecorator,
     UniqueConstraint,
     text,
 )
 
 from router.core.job import BATCH_FINAL, BatchState, JobState
+from router.core.wellformed import well_formed
+from router.errors import BadRequest
 
 CHUNK_BYTES = 2**20
 """Most bytes in one row of `chunks`."""
-HEAD = "0001"
+HEAD = "0002"
 """The newest migration."""
 VERSION_TABLE = "schema_version"
 """Where the migration reached is written."""
@@ -46,6 +50,19 @@ metadata = MetaData(
     }
 )
 BigId = BigInteger().with_variant(Integer(), "sqlite")
+
+
+class Words(TypeDecorator[str]):
+    """Text, by any caller's pen: what PostgreSQL cannot keep is refused in front of both databases."""
+
+    impl = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """The same text. Raises BadRequest for NUL and for half a surrogate pair."""
+        if value is not None and not well_formed(value):
+            raise BadRequest("Text with NUL, or with half of a surrogate pair, cannot be kept.", code="invalid_value")
+        return value
 
 
 def one_of(column: str, states: Iterable[str]) -> str:
@@ -73,8 +90,8 @@ NOT_FINAL = "state NOT IN ({})".format(", ".join(f"'{state}'" for state in sorte
 routers = Table(
     "routers",
     metadata,
-    Column("id", Text, primary_key=True),
-    Column("name", Text, nullable=False),
+    Column("id", Words, primary_key=True),
+    Column("name", Words, nullable=False),
     Column("started_at", Double, nullable=False),
     Column("beat_at", Double, nullable=False),
     Column("pace", Integer, nullable=False, server_default="0"),
@@ -85,18 +102,18 @@ uploads = Table(
     "uploads",
     metadata,
     Column("number", BigId, primary_key=True, autoincrement=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("caller", Text, nullable=False),
-    Column("purpose", Text, nullable=False),
-    Column("filename", Text, nullable=False),
-    Column("mime_type", Text, nullable=False),
+    Column("id", Words, nullable=False, unique=True),
+    Column("caller", Words, nullable=False),
+    Column("purpose", Words, nullable=False),
+    Column("filename", Words, nullable=False),
+    Column("mime_type", Words, nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("file_expires_s", BigInteger),
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
-    Column("state", Text, nullable=False),
-    Column("part_ids", Text),
-    Column("file_id", Text),
+    Column("state", Words, nullable=False),
+    Column("part_ids", Words),
+    Column("file_id", Words),
     CheckConstraint("state IN ('pending', 'completed', 'cancelled', 'expired')", name="state"),
     CheckConstraint("bytes >= 0", name="bytes"),
     CheckConstraint("(state = 'completed') = (file_id IS NOT NULL)", name="file"),
@@ -104,20 +121,21 @@ uploads = Table(
     sqlite_autoincrement=True,
 )
 _index("ix_uploads_pending", uploads.c.expires_at, only="state = 'pending'")
+_index("ix_uploads_over", uploads.c.expires_at, only="state <> 'pending'")
 
 files = Table(
     "files",
     metadata,
     Column("number", BigId, primary_key=True, autoincrement=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("caller", Text, nullable=False),
-    Column("purpose", Text, nullable=False),
-    Column("filename", Text, nullable=False),
+    Column("id", Words, nullable=False, unique=True),
+    Column("caller", Words, nullable=False),
+    Column("purpose", Words, nullable=False),
+    Column("filename", Words, nullable=False),
     Column("bytes", BigInteger, nullable=False, server_default="0"),
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger),
-    Column("state", Text, nullable=False),
-    Column("writer", Text),
+    Column("state", Words, nullable=False),
+    Column("writer", Words),
     Column("upload", BigInteger, ForeignKey("uploads.number", ondelete="SET NULL")),
     CheckConstraint("state IN ('writing', 'part', 'ready', 'deleting')", name="state"),
     CheckConstraint("bytes >= 0", name="bytes"),
@@ -145,24 +163,24 @@ batches = Table(
     "batches",
     metadata,
     Column("number", BigId, primary_key=True, autoincrement=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("caller", Text, nullable=False),
-    Column("endpoint", Text, nullable=False),
-    Column("input_file_id", Text, nullable=False),
+    Column("id", Words, nullable=False, unique=True),
+    Column("caller", Words, nullable=False),
+    Column("endpoint", Words, nullable=False),
+    Column("input_file_id", Words, nullable=False),
     Column("input", BigInteger, ForeignKey("files.number", ondelete="SET NULL")),
-    Column("completion_window", Text, nullable=False),
+    Column("completion_window", Words, nullable=False),
     Column("window_s", BigInteger, nullable=False),
     Column("priority", Integer, nullable=False),
     Column("urgency", Double, nullable=False),
-    Column("metadata", Text),
+    Column("metadata", Words),
     Column("output_expires_s", BigInteger),
-    Column("webhook", Text),
-    Column("idempotency_key", Text),
-    Column("state", Text, nullable=False),
+    Column("webhook", Words),
+    Column("idempotency_key", Words),
+    Column("state", Words, nullable=False),
     Column("late", Boolean(create_constraint=False), nullable=False, server_default=text("false")),
-    Column("model", Text),
-    Column("errors", Text),
-    Column("waiting", Text),
+    Column("model", Words),
+    Column("errors", Words),
+    Column("waiting", Words),
     Column("created_at", BigInteger, nullable=False),
     Column("expires_at", BigInteger, nullable=False),
     Column("validated_at", BigInteger),
@@ -182,14 +200,14 @@ batches = Table(
     Column("output_tokens", BigInteger, nullable=False, server_default="0"),
     Column("cached_tokens", BigInteger, nullable=False, server_default="0"),
     Column("reasoning_tokens", BigInteger, nullable=False, server_default="0"),
-    Column("owner", Text),
+    Column("owner", Words),
     Column("epoch", BigInteger, nullable=False, server_default="0"),
     Column("lease_until", Double),
     Column("written_line", BigInteger, nullable=False, server_default="0"),
     Column("output", BigInteger, ForeignKey("files.number", ondelete="SET NULL")),
     Column("error", BigInteger, ForeignKey("files.number", ondelete="SET NULL")),
-    Column("output_file_id", Text),
-    Column("error_file_id", Text),
+    Column("output_file_id", Words),
+    Column("error_file_id", Words),
     Column("cleared", Boolean(create_constraint=False), nullable=False, server_default=text("false")),
     UniqueConstraint("caller", "idempotency_key"),
     CheckConstraint(one_of("state", BatchState), name="state"),
@@ -228,18 +246,18 @@ jobs = Table(
     metadata,
     Column("batch", BigInteger, ForeignKey("batches.number"), primary_key=True, autoincrement=False),
     Column("line", BigInteger, primary_key=True, autoincrement=False),
-    Column("custom_id", Text, nullable=False),
+    Column("custom_id", Words, nullable=False),
     Column("offset", BigInteger, nullable=False),
     Column("length", BigInteger, nullable=False),
-    Column("model", Text, nullable=False),
+    Column("model", Words, nullable=False),
     Column("prefix", BigInteger, nullable=False),
     Column("size", BigInteger, nullable=False),
-    Column("state", Text, nullable=False),
+    Column("state", Words, nullable=False),
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("returns", Integer, nullable=False, server_default="0"),
     Column("not_before", Double, nullable=False, server_default="0"),
-    Column("node", Text),
-    Column("owner", Text),
+    Column("node", Words),
+    Column("owner", Words),
     Column("epoch", BigInteger, nullable=False, server_default="0"),
     Column("lease_until", Double),
     UniqueConstraint("batch", "custom_id"),
@@ -268,11 +286,11 @@ results = Table(
     Column("batch", BigInteger, nullable=False),
     Column("line", BigInteger, nullable=False),
     Column("status", Integer),
-    Column("request_id", Text),
+    Column("request_id", Words),
     Column("body", LargeBinary),
     Column("bytes", BigInteger, nullable=False),
-    Column("error_code", Text),
-    Column("error_message", Text),
+    Column("error_code", Words),
+    Column("error_message", Words),
     Column("created_at", Double, nullable=False),
     UniqueConstraint("batch", "line"),
     ForeignKeyConstraint(["batch", "line"], ["jobs.batch", "jobs.line"]),
@@ -283,14 +301,22 @@ results = Table(
     CheckConstraint("bytes >= 0", name="bytes"),
 )
 
+spending = Table(
+    "spending",
+    metadata,
+    Column("slot", BigInteger, primary_key=True, autoincrement=False),
+    Column("batch", Boolean(create_constraint=False), primary_key=True, autoincrement=False),
+    Column("usd", Double, nullable=False),
+)
+
 deliveries = Table(
     "deliveries",
     metadata,
     Column("number", BigId, primary_key=True, autoincrement=True),
-    Column("id", Text, nullable=False, unique=True),
-    Column("batch_id", Text, nullable=False),
-    Column("url", Text, nullable=False),
-    Column("type", Text, nullable=False),
+    Column("id", Words, nullable=False, unique=True),
+    Column("batch_id", Words, nullable=False),
+    Column("url", Words, nullable=False),
+    Column("type", Words, nullable=False),
     Column("created_at", BigInteger, nullable=False),
     Column("attempts", Integer, nullable=False, server_default="0"),
     Column("due_at", Double),

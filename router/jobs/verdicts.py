@@ -5,6 +5,7 @@ Rules:
 - A node that failed while it had the line costs the line one attempt; the last one ends it with what the node said.
 - What the line cannot help costs nothing: no room, a refusal, nobody there, a model that is not served just now.
 - An answer that stopped because its engine was stopped (`finish_reason` abort or error) is a failure of the node.
+- What the relay refuses for reasons of ours (no money there, no such model) is no fault of the line's.
 - A node that will not stream is asked again unstreamed.
 """
 
@@ -25,6 +26,7 @@ from router.errors import (
     RateLimited,
     RelayMisconfigured,
     RequestTimeout,
+    Stopped,
     UpstreamError,
     UpstreamTimeout,
     UpstreamUnavailable,
@@ -35,6 +37,8 @@ __all__ = ["Back", "End", "Plain", "Verdict", "answered", "broken"]
 
 _PASSING = frozenset((408, 409, 425, 429, 503))
 """Statuses that say "not now"."""
+_OURS = frozenset((402, 403, 404))
+"""Statuses of the relay that are about its owner's account or settings."""
 _NO_STREAM = frozenset((400, 422, 501))
 """Statuses by which engines refuse to stream, with the word in the message."""
 _STOPPED = frozenset(("abort", "error"))
@@ -93,14 +97,14 @@ class _Counted(msgspec.Struct):
     usage: _Usage | None = None
 
 
-def answered(status: int, body: bytes, *, request_id: str, streamed: bool) -> Verdict:
-    """What an answer with a status and a whole body means."""
+def answered(status: int, body: bytes, *, request_id: str, streamed: bool, relayed: bool = False) -> Verdict:
+    """What an answer with a status and a whole body means, from a node or, `relayed`, from outside."""
     if 200 <= status < 300:
         return _good(status, body, request_id)
     if streamed and status in _NO_STREAM and b"stream" in body.lower():
         return Plain()
     result = NewResult(status=status, request_id=request_id, body=_one_line(body) or _error(status, body))
-    if status in _PASSING:
+    if status in _PASSING or (relayed and status in _OURS):
         return Back(reason=f"answered with status {status}", last=result)
     if status >= 500 and status != 501:
         return Back(reason=f"failed with status {status}", charged=True, last=result)
@@ -113,7 +117,7 @@ def broken(error: Answer | NodeFailed, *, request_id: str | None) -> Verdict:
         return answered(error.status, _error(error.status, error.body), request_id=request_id or "", streamed=False)
     if isinstance(error, NodeFailed):
         last = _result(UpstreamUnavailable(str(error)), request_id)
-        return Back(reason=str(error), charged=not isinstance(error, ConnectFailed), last=last)
+        return Back(reason=str(error), charged=not isinstance(error, ConnectFailed | Stopped), last=last)
     if isinstance(error, _AWAY):
         return Back(reason=error.message, after_s=error.retry_after_s)
     result = _result(error, request_id)

@@ -7,6 +7,7 @@ where, `yamlfile` reads the file, `sources` are file, environment and command li
 
 from router.settings.fields import FIELDS, variable
 from router.settings.reading import dump, load
+from router.settings.relay import RelayEntry
 from router.settings.sections import (
     BatchPool,
     Classify,
@@ -16,7 +17,6 @@ from router.settings.sections import (
     NodeEntry,
     Pools,
     Probe,
-    RelayEntry,
     Server,
     Settings,
     Store,

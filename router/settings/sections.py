@@ -9,15 +9,19 @@ import ipaddress
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, Field, SecretStr, ValidationInfo, field_validator, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic import Field, SecretStr, ValidationInfo, field_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from router.core.call import Workload
 from router.core.yielding import Mode
+from router.settings.relay import BatchRelay, RelayEntry
+from router.settings.section import Section
 from router.settings.values import (
     Clash,
     Count,
     Digest,
+    HookSecret,
+    HookUrl,
     Loc,
     Models,
     Name,
@@ -34,23 +38,7 @@ from router.settings.values import (
     StoreUrl,
     Url,
 )  # fmt: skip
-
-
-class Section(BaseModel):
-    """One mapping of the file."""
-
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True, validate_default=True
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _said(cls, data: object) -> object:
-        """A known key without a value is as if it were not written: its section may be all comments."""
-        if not isinstance(data, dict):
-            return data
-        known = {field.alias or name for name, field in cls.model_fields.items()}
-        return {key: value for key, value in data.items() if value is not None or key not in known}
+from router.settings.webhooks import Webhooks, unfit
 
 
 class Server(Section):
@@ -70,8 +58,8 @@ class Server(Section):
     """Web pages that may call from a browser: origins, or `*` for any. Empty answers no preflight."""
     drain_s: Seconds = 600
     """After SIGTERM, how long running answers may go on before they are ended."""
-    keepalive_s: Seconds = 75
-    """How long an idle client connection stays open; longer than a load balancer's own idle time."""
+    keepalive_s: Count = 75
+    """Whole seconds an idle client connection stays open; longer than a load balancer's own idle time."""
     head_s: Seconds = 290
     """Longest wait of a caller that does not stream for the head of its answer; Node's fetch gives up at 300."""
     heartbeat_s: Seconds = 15
@@ -168,17 +156,6 @@ class NodeEntry(Section):
     """Tokens its KV cache holds, when the node does not say or should be used for less."""
 
 
-class RelayEntry(Section):
-    """The OpenAI-compatible service outside the house. Prompts of the models named here may leave it."""
-
-    url: Url
-    """Where it listens, in the same form as a node's `url`."""
-    api_key: Secret | None = None
-    """Key sent to the relay. Without it calls that need the relay are refused; a caller's key is never passed on."""
-    models: Models = Field(min_length=1)
-    """Models that may go there: a list of names, or a mapping of public name to the relay's own. Others never leave."""
-
-
 class Batches(Section):
     """Durable batch jobs: OpenAI's Batches API."""
 
@@ -198,6 +175,10 @@ class Batches(Section):
     """Time between two looks for batches that are over or past their window."""
     keep_s: Count | None = None
     """Seconds a finished batch is kept after its end; empty keeps it."""
+    output_keep_s: Count | None = 2_592_000
+    """Seconds result files are kept when the batch does not say; empty keeps them until they are deleted."""
+    relay: BatchRelay = BatchRelay()
+    """Whether lines of late batches may go to the relay."""
 
 
 class FileStore(Section):
@@ -237,6 +218,10 @@ class KeyEntry(Section):
     """Whether its calls may go to the relay."""
     quota: QuotaEntry | None = None
     """What it may hold in files and batches; empty is without limit."""
+    webhook_url: HookUrl | None = None
+    """Told when a batch ends that names no `webhook` of its own. Its host must be one of `webhooks.allowed_hosts`."""
+    webhook_secret: HookSecret | None = None
+    """Signs its events instead of `webhooks.secret`, so that no other caller's receiver can forge them."""
 
 
 class Upstream(Section):
@@ -291,6 +276,8 @@ class Settings(Section, BaseSettings):
     """Servers that can answer."""
     relay: RelayEntry | None = None
     """The service outside the house that calls may fall back to."""
+    webhooks: Webhooks = Webhooks()
+    """Telling callers' servers that a batch has ended."""
     keys: tuple[KeyEntry, ...] = Field((), max_length=10_000)
     """Callers. Empty lets everybody in, and so needs a loopback `server.host`."""
     batches: Batches = Batches()
@@ -339,6 +326,14 @@ class Settings(Section, BaseSettings):
             raise Clash((("nodes",), "at least one node, or a relay, is needed"))
         return relay
 
+    @field_validator("batches")
+    @classmethod
+    def _relayed_within_a_cap(cls, batches: Batches, info: ValidationInfo) -> Batches:
+        relay = info.data.get("relay")
+        if batches.relay.enabled and "relay" in info.data and (relay is None or relay.spend is None):
+            raise Clash((("batches", "relay", "enabled"), "batches use a relay only within relay.spend; set it"))
+        return batches
+
     @field_validator("keys")
     @classmethod
     def _keys_differ(cls, keys: tuple[KeyEntry, ...], info: ValidationInfo) -> tuple[KeyEntry, ...]:
@@ -350,6 +345,7 @@ class Settings(Section, BaseSettings):
         if not keys and server is not None and server.public and not server.allow_public_without_keys:
             rule = "others can reach this address: set keys, or server.allow_public_without_keys: true"
             found.append((("server", "host"), rule))
+        found += unfit(info.data.get("webhooks"), [key.webhook_url for key in keys])
         if found:
             raise Clash(*found)
         return keys

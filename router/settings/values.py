@@ -10,6 +10,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, SecretStr
 
+from router.jobs.receivers import secret_bytes
+
 Loc = tuple[str | int, ...]
 """The way from the root of the settings to a value: `("nodes", 0, "url")`."""
 Tree = dict[str, "Tree"] | list["Tree"] | str | int | float | bool | None
@@ -19,6 +21,7 @@ WEEK_S = 604_800
 GIB = 2**30
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+HOOK_HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:]+")
 TAKEN_NAMES = frozenset({"relay", "other", "none"})
 """Words that stand beside node names in headers and metric labels."""
 
@@ -105,13 +108,34 @@ def _renamings(value: object) -> object:
     return {str(item): item for item in value}
 
 
+def _hook_host(value: str) -> str:
+    if not HOOK_HOST.fullmatch(value):
+        raise ValueError("must be a host name such as hooks.example.org, *.example.org for all below it, or an address")
+    return value.lower()
+
+
+def _hook_secret(value: SecretStr) -> SecretStr:
+    secret_bytes(value.get_secret_value())
+    return value
+
+
+def _hook_url(value: SecretStr) -> SecretStr:
+    if not re.match(r"https?://[^/?#@\s]", value.get_secret_value()):
+        raise ValueError("must be a URL such as https://hooks.example.org/batches")
+    return value
+
+
 def _visible(value: str) -> bool:
     return value.isascii() and all("!" <= char <= "~" for char in value)
 
 
+HookHost = Annotated[str, AfterValidator(_hook_host)]
+HookSecret = Annotated[SecretStr, AfterValidator(_hook_secret)]
+HookUrl = Annotated[SecretStr, AfterValidator(_hook_url)]
 Seconds = Annotated[float, BeforeValidator(_number), Field(gt=0, le=DAY_S, allow_inf_nan=False)]
 Patience = Annotated[float, BeforeValidator(_number), Field(ge=0, le=WEEK_S, allow_inf_nan=False)]
 Share = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1, allow_inf_nan=False)]
+Dollars = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1, le=10**9)]
 Size = Annotated[int, BeforeValidator(_number), Field(ge=1024, le=64 * GIB)]
 Name = Annotated[str, Field(pattern=NAME), AfterValidator(_name)]
@@ -120,6 +144,7 @@ Secret = Annotated[SecretStr, AfterValidator(_secret)]
 Digest = Annotated[bytes, BeforeValidator(_digest), PlainSerializer(lambda digest: f"sha256:{digest.hex()}")]
 ModelName = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_model)]
 Models = Annotated[dict[ModelName, ModelName], BeforeValidator(_renamings)]
+Prices = dict[ModelName, Dollars]
 Port = Annotated[int, BeforeValidator(_number), Field(ge=0, le=65_535)]
 Retries = Annotated[int, BeforeValidator(_number), Field(ge=0, le=10)]
 Ratio = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1, allow_inf_nan=False)]

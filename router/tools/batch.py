@@ -48,12 +48,20 @@ class Counter:
     url: str
     key: str | None
 
-    async def submit(self, file: Path, endpoint: str, window: str, metadata: Mapping[str, str]) -> Batch:
+    async def submit(
+        self, file: Path, endpoint: str, window: str, metadata: Mapping[str, str], webhook: str | None
+    ) -> Batch:
         """Upload a file and make a batch of it."""
         sent = await self.client.send_file(f"{self.url}/files", file, {"purpose": "batch"}, headers=self._headers)
-        asked = {"input_file_id": _wanted(sent)["id"], "endpoint": endpoint, "completion_window": window}
+        asked: dict[str, Any] = {
+            "input_file_id": _wanted(sent)["id"],
+            "endpoint": endpoint,
+            "completion_window": window,
+        }
         if metadata:
             asked["metadata"] = dict(metadata)
+        if webhook:
+            asked["webhook"] = webhook
         return _wanted(await self.client.ask("POST", f"{self.url}/batches", asked, headers=self._headers))
 
     async def look(self, batch_id: str) -> Batch:
@@ -119,7 +127,7 @@ async def _submit(counter: Counter, arguments: argparse.Namespace) -> Batch:
     if arguments.output is not None and not arguments.wait:
         raise EbbtideError("--output needs --wait: there are no results before the batch has ended")
     endpoint = arguments.endpoint or _endpoint(file)
-    return await counter.submit(file, endpoint, arguments.window, dict(arguments.metadata or ()))
+    return await counter.submit(file, endpoint, arguments.window, dict(arguments.metadata or ()), arguments.webhook)
 
 
 def _endpoint(file: Path) -> str:

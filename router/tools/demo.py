@@ -1,4 +1,4 @@
-"""`ebbtide demo`: two small llama.cpp nodes, the router before them and a tour, on a machine without a GPU.
+"""`ebbtide demo`: three small llama.cpp nodes, the router before them and a tour, on a machine without a GPU.
 
 Rules: the router is started as anybody would, `ebbtide serve --config FILE`, with a file that can be read afterwards;
 nodes and router are children that end with this process, however it ends; everything on disk is in one folder.
@@ -24,7 +24,7 @@ from rich.text import Text
 
 from router.errors import EbbtideError
 from router.tools.child import Child
-from router.tools.tour import LENGTHS, tour
+from router.tools.tour import SHARED, tour
 from router.tools.weights import provide
 
 HOST = "127.0.0.1"
@@ -32,7 +32,8 @@ MODEL = "smollm2-135m"
 START_S = 120.0
 LONG_PROMPT_TOKENS = 1000
 CONFIG = """\
-# Written by `ebbtide demo`. Two nodes of one model in two shapes; size tells which a call gets.
+# Written by `ebbtide demo`. Two nodes of one model in two shapes; size tells which a call gets. A third serves both
+# kinds of work, under a name of its own: there batch makes way when chat comes.
 # The bounds are wide for slow machines, and no heartbeat sends a head before it is known where a call ran.
 server: {{host: 127.0.0.1, port: {port}, heartbeat_s: 300}}
 store: {{url: {store}}}
@@ -45,20 +46,27 @@ log: {{format: text}}
 
 
 class Shape(NamedTuple):
-    """One node of the demo: calls at the same time, tokens of context for each, and the pool it serves."""
+    """One node of the demo: calls at the same time, tokens of context for each, the pools it serves, and what is added
+    to the model's name."""
 
     name: str
     slots: int
     context: int
-    pool: str
+    pools: str
+    suffix: str = ""
 
     def arguments(self, model: Path, name: str, port: int) -> list[str]:
         """What `router.tools.llama` is told."""
-        told = {"model": model, "name": name, "port": port, "slots": self.slots, "context": self.context}
+        named = name + self.suffix
+        told = {"model": model, "name": named, "port": port, "slots": self.slots, "context": self.context}
         return [word for key, value in told.items() for word in (f"--{key}", str(value))]
 
 
-SHAPES = (Shape("chat", 4, 2048, "interactive"), Shape("long", 1, 8192, "batch"))
+SHAPES = (
+    Shape("chat", 4, 2048, "interactive"),
+    Shape("long", 1, 8192, "batch"),
+    Shape("shared", 2, 4096, "interactive, batch", SHARED),
+)
 
 
 class Place(NamedTuple):
@@ -80,10 +88,13 @@ def run(args: argparse.Namespace) -> int:
     cache = (args.cache or _user_cache() / "ebbtide").resolve()
     cache.mkdir(parents=True, exist_ok=True)
     with _sigterm_as_interrupt(), ExitStack() as block:
-        children = [block.enter_context(Child(name, cache / f"{name}.log")) for name in ("chat", "long", "router")]
+        children = [
+            block.enter_context(Child(name, cache / f"{name}.log"))
+            for name in (*(shape.name for shape in SHAPES), "router")
+        ]
         try:
             place = _set_up(console, children, args, cache)
-            tour(console, place.port, place.model, LENGTHS[args.brief])
+            tour(console, place.port, place.model, brief=args.brief)
             if not args.once:
                 _stay(console, children, place, cache)
         except EbbtideError:
@@ -96,7 +107,7 @@ def run(args: argparse.Namespace) -> int:
 def settings(port: int, node_ports: Sequence[int], store: Path) -> str:
     """The demo's settings file."""
     nodes = "\n".join(
-        f'  - {{name: {shape.name}, url: "http://{HOST}:{node_port}", pools: [{shape.pool}], engine: llamacpp}}'
+        f'  - {{name: {shape.name}, url: "http://{HOST}:{node_port}", pools: [{shape.pools}], engine: llamacpp}}'
         for shape, node_port in zip(SHAPES, node_ports, strict=True)
     )
     url = json.dumps(f"sqlite:///{store}".replace("${", "$${"))
@@ -108,7 +119,7 @@ def _set_up(console: Console, children: Sequence[Child], args: argparse.Namespac
     *nodes, router = children
     with console.status("starting") as status:
         model, name = _model(args.model, cache, status)
-        status.update("loading the model twice: two nodes of different shape")
+        status.update("loading the model three times: nodes of different shape")
         ports = [_free_port() for _ in SHAPES]
         for child, shape, port in zip(nodes, SHAPES, ports, strict=True):
             child.start("router.tools.llama", shape.arguments(model, name, port))

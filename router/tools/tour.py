@@ -1,4 +1,5 @@
-"""What `ebbtide demo` shows: a chat, then two documents with chats beside them, then who went where and why.
+"""What `ebbtide demo` shows: a chat, two documents with chats beside them, a document that makes way for a chat on the
+node both share, then who went where and why.
 
 Rules: what is shown was measured in this run; documents are made up from a rule, so every run asks the same.
 """
@@ -18,6 +19,12 @@ from router.tools.ask import Answered, ask
 #: Days in the logs that are to be summarised, by brevity: about 1,500 tokens, which keep the slot busy, and then 4,000
 #: (or 1,500 again), which wait.
 LENGTHS = {False: (48, 114), True: (48, 48)}
+#: Added to the model's name by the node that serves both kinds of work.
+SHARED = "-shared"
+#: Days in the log that is taken back, by brevity: some 2,000 tokens, or 1,100.
+SHARED_LENGTHS = {False: 57, True: 31}
+#: So long the document is read before the chat comes.
+HEAD_START_S = 3.0
 #: A pause between chats, as a person's.
 CHAT_PAUSE_S = 1.0
 QUESTIONS = (
@@ -36,8 +43,8 @@ class Asked(NamedTuple):
     answer: Answered
 
 
-def tour(console: Console, port: int, model: str, days: tuple[int, int] = LENGTHS[False]) -> None:
-    """Ask the router at `port` and tell what happened; `days` are the documents' lengths.
+def tour(console: Console, port: int, model: str, *, brief: bool = False) -> None:
+    """Ask the router at `port` and tell what happened; `brief` with shorter documents.
 
     Raises EbbtideError when an answer fails.
     """
@@ -45,7 +52,10 @@ def tour(console: Console, port: int, model: str, days: tuple[int, int] = LENGTH
     threads = ThreadPoolExecutor(max_workers=2)
     try:
         documents, chats = _documents_and_chats(
-            console, threads, lambda text, tokens: ask(port, _chat(model, text, tokens)), days
+            console, threads, lambda text, tokens: ask(port, _chat(model, text, tokens)), LENGTHS[brief]
+        )
+        shared = _shared(
+            console, threads, lambda text, tokens: ask(port, _chat(model + SHARED, text, tokens)), SHARED_LENGTHS[brief]
         )
     finally:
         # not waited for: after an interrupt the nodes end first, and with them the questions
@@ -57,8 +67,9 @@ def tour(console: Console, port: int, model: str, days: tuple[int, int] = LENGTH
         *documents,
         Asked(f"{count} chats beside, middle", middle),
         Asked(f"{count} chats beside, slowest", slowest),
+        *shared,
     ]
-    console.print("[bold]3. What went where, and why[/bold]")
+    console.print("[bold]4. What went where, and why[/bold]")
     console.print(_table(rows))
 
 
@@ -89,6 +100,23 @@ def _documents_and_chats(
     first, second = (document.result() for document in documents)
     console.print(f"   [dim]both done after {max(first.whole_s, second.whole_s):.0f} s[/dim]\n")
     return [Asked("first document", first), Asked("second document", second)], chats
+
+
+def _shared(
+    console: Console, threads: ThreadPoolExecutor, say: Callable[[str, int], Answered], days: int
+) -> list[Asked]:
+    """A document on a node that serves both kinds of work, and a chat that comes while it is read."""
+    console.print("[bold]3. One node for both.[/bold] A document is being read on it when a chat comes.")
+    console.print("   The router takes the document's place back, answers the chat, and sends the document again.")
+    say(QUESTIONS[1], 8)
+    document = threads.submit(say, _log("east quay", days), 16)
+    with console.status("the document is being read"):
+        time.sleep(HEAD_START_S)
+        chat = say(QUESTIONS[4], 24)
+        console.print(f"   [dim]the chat's first token came after {chat.first_s:.2f} s[/dim]")
+        answer = document.result()
+    console.print(f"   [dim]the document was done after {answer.whole_s:.0f} s[/dim]\n")
+    return [Asked("document on the shared node", answer), Asked("chat that came while it was read", chat)]
 
 
 def _progress(documents: list[Future[Answered]], chats: int, seconds: float) -> str:

@@ -1,6 +1,7 @@
 """Everything that speaks HTTP and is not a call: probes, scrapes, hooks. The only module that knows httpx2.
 
-Looks (`get_*`, `post_json`) want a 2xx answer; talks (`ask`, `send_file`, `save`) take any and let the caller judge.
+Looks (`get_*`, `post_json`) want a 2xx answer; talks (`ask`, `send_file`, `save`) take any and let the caller judge;
+`Hooks` tell a stranger something and want to hear a status only.
 
 Rules: one shared client; no redirects, no proxies from the environment; every look is bounded in time and bytes, and
 asks for plain bytes so that a small answer cannot unfold into a large one; files are sent and saved in pieces, and only
@@ -17,9 +18,9 @@ from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
 import httpx2
 import msgspec
 
-from router.errors import ProbeFailed
+from router.errors import HookUnreached, ProbeFailed
 
-__all__ = ["Client", "Said"]
+__all__ = ["Client", "Hooks", "Said"]
 
 ERROR_BYTES = 2**16
 """So much of an error's body is read where a file was wanted."""
@@ -168,6 +169,54 @@ class Client:
                 if not response.is_success:
                     raise ProbeFailed(f"status {response.status_code}", response.status_code)
                 return await _bounded(response, bounds.max_bytes)
+
+
+class Hooks:
+    """POSTs to addresses somebody else has judged. `close` it at the end.
+
+    No connection is used twice: what is open to an address was opened for one host's certificate and not for another's.
+    """
+
+    __slots__ = ("_http",)
+
+    def __init__(self, *, tls: ssl.SSLContext | None = None, connections: int = 64) -> None:
+        self._http = httpx2.AsyncClient(
+            verify=tls or ssl.create_default_context(),
+            trust_env=False,
+            follow_redirects=False,
+            limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=0),
+            headers={"accept-encoding": "identity", "user-agent": "ebbtide", "connection": "close"},
+        )
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._http.aclose()
+
+    async def post(
+        self, url: str, name: str, content: bytes, *, headers: Mapping[str, str], bounds_s: tuple[float, float]
+    ) -> int:
+        """Send `content` to the address in `url` and return the status; the answer's body is left unread.
+
+        `name` is whom a certificate must be for. `bounds_s`: for the connection, for all.
+        Raises ProbeFailed, as HookUnreached while nothing was sent.
+        """
+        connect_s, whole_s = bounds_s
+        with _told(whole_s):
+            try:
+                async with (
+                    asyncio.timeout(whole_s),
+                    self._http.stream(
+                        "POST",
+                        url,
+                        content=content,
+                        headers=dict(headers),
+                        timeout=httpx2.Timeout(whole_s, connect=connect_s),
+                        extensions={"sni_hostname": name},
+                    ) as response,
+                ):
+                    return response.status_code
+            except (httpx2.ConnectError, httpx2.ConnectTimeout) as exc:
+                raise HookUnreached(f"no connection: {type(exc).__name__}") from exc
 
 
 @contextmanager

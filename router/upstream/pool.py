@@ -11,7 +11,7 @@ from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from router.errors import BadAnswer, ConnectFailed, NodeFailed, Truncated
+from router.errors import BadAnswer, ConnectFailed, NodeFailed, Stopped, Truncated
 from router.upstream.connection import Bounds, Connection
 from router.upstream.target import Target
 
@@ -162,7 +162,7 @@ class Pool:
         """Abort every connection, whoever uses it, and wait until the transports are gone. No exchange begins after."""
         self._closed = True
         for connection in list(self._open):
-            connection.fail(Truncated("The router is shutting down."))
+            connection.fail(Stopped("The router is shutting down."))
         while self._open:
             if self._emptied is None:
                 self._emptied = asyncio.get_running_loop().create_future()
@@ -175,7 +175,7 @@ class Pool:
         return self._idle.popitem()[0] if self._idle else None
 
     async def connect(self) -> Connection:
-        """A fresh connection within `connect_s`, TLS included. Raises ConnectFailed."""
+        """A fresh connection within `connect_s`, TLS included. Raises ConnectFailed, Stopped."""
         target, bound = self._target, self._bounds.connect_s
         loop = asyncio.get_running_loop()
         try:
@@ -195,7 +195,7 @@ class Pool:
             self._open.add(connection)
         if self._closed:
             connection.abort()
-            raise ConnectFailed("the pool is closed")
+            raise Stopped("The router is shutting down.")
         return connection
 
     def give_back(self, connection: Connection) -> None:

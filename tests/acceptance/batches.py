@@ -33,39 +33,59 @@ def lines(count: int, **body: Any) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in made)
 
 
-async def submit(port: int, content: bytes, window: str = "24h") -> str:
-    """Upload a file and make a batch of it; the batch's id."""
-    head = b'--%b\r\nContent-Disposition: form-data; name="%b"' % (MARK, b"purpose") + b"\r\n\r\nbatch\r\n"
-    head += b'--%b\r\nContent-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n' % MARK
-    headers = (("Content-Type", f"multipart/form-data; boundary={MARK.decode()}"),)
-    file = await ask(port, head + content + b"\r\n--%b--\r\n" % MARK, "/v1/files", headers=headers)
+PURPOSE = b'--%b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n' % MARK
+FILE = b'--%b\r\nContent-Disposition: form-data; name="file"; filename="in.jsonl"\r\n\r\n' % MARK
+END = b"--%b--\r\n" % MARK
+FORM = (("Content-Type", f"multipart/form-data; boundary={MARK.decode()}"),)
+
+
+def bearer(key: str) -> tuple[tuple[str, str], ...]:
+    """The header that says who asks; none without a key."""
+    return (("Authorization", f"Bearer {key}"),) if key else ()
+
+
+async def upload(port: int, content: bytes, key: str = "") -> str:
+    """Upload an input file; its id."""
+    file = await ask(port, PURPOSE + FILE + content + b"\r\n" + END, "/v1/files", headers=(*FORM, *bearer(key)))
     assert file.status == 200, file.body
-    told = {"input_file_id": file.json["id"], "endpoint": "/v1/chat/completions", "completion_window": window}
-    batch = await ask(port, told, "/v1/batches")
+    return str(file.json["id"])
+
+
+async def create(
+    port: int, file_id: str, *, window: str = "24h", endpoint: str = "/v1/chat/completions", key: str = ""
+) -> str:
+    """Make a batch of a file; its id."""
+    told = {"input_file_id": file_id, "endpoint": endpoint, "completion_window": window}
+    batch = await ask(port, told, "/v1/batches", headers=bearer(key))
     assert batch.status == 200, batch.body
     return str(batch.json["id"])
 
 
-async def look(port: int, batch_id: str) -> dict[str, Any]:
-    reply = await ask(port, path=f"/v1/batches/{batch_id}", method="GET")
+async def submit(port: int, content: bytes, window: str = "24h") -> str:
+    """Upload a file and make a batch of it; the batch's id."""
+    return await create(port, await upload(port, content), window=window)
+
+
+async def look(port: int, batch_id: str, key: str = "") -> dict[str, Any]:
+    reply = await ask(port, path=f"/v1/batches/{batch_id}", method="GET", headers=bearer(key))
     assert reply.status == 200, reply.body
     return dict(reply.json)
 
 
-async def ended(port: int, batch_id: str, within: float) -> dict[str, Any]:
+async def ended(port: int, batch_id: str, within: float, key: str = "") -> dict[str, Any]:
     """The batch once it is final."""
     deadline = monotonic() + within
-    while (batch := await look(port, batch_id))["status"] not in FINAL:
+    while (batch := await look(port, batch_id, key))["status"] not in FINAL:
         assert monotonic() < deadline, batch
         await asyncio.sleep(0.1)
     return batch
 
 
-async def content(port: int, file_id: str | None) -> list[dict[str, Any]]:
+async def content(port: int, file_id: str | None, key: str = "") -> list[dict[str, Any]]:
     """The lines of a result file."""
     if file_id is None:
         return []
-    reply = await ask(port, path=f"/v1/files/{file_id}/content", method="GET")
+    reply = await ask(port, path=f"/v1/files/{file_id}/content", method="GET", headers=bearer(key))
     assert reply.status == 200
     return [json.loads(line) for line in reply.body.splitlines()]
 

@@ -1,7 +1,8 @@
-"""What is checked, and by which clients: the first half of the conformance list (inference; files and batches follow).
+"""What is checked, and by which clients: inference first, then files and batches.
 
-`CHECKS` says what each check promises. `judges` holds, for the client libraries, the scenario whose facts are judged
-and the judgement: a function that asserts. What needs exact bytes is judged by raw clients in `test_wire.py`.
+`CHECKS` says what each check promises. `judges` and `batch_judges` hold, for the client libraries, the scenario whose
+facts are judged and the judgement: a function that asserts. What needs exact bytes, or a look inside, is judged by raw
+clients in `test_wire.py` and `test_wire_batches.py`.
 """
 
 from collections.abc import Callable
@@ -9,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.acceptance.sdks import Sdk
-from tests.acceptance.world import World
 
 CHECKS: dict[str, str] = {
     "C1": "chat works with only the base URL changed",
@@ -67,6 +67,41 @@ CHECKS: dict[str, str] = {
     "C53": "what cannot succeed is not retried",
     "C54": "an SDK's attempts are counted once as demand",
     "C55": "`error.code` is never a number",
+    "C56": "an uploaded file is an object with every key, processed at once, kept for 30 days",
+    "C57": "a file may be streamed in, the file first and its length unsaid; 200 MB hold less than 32 MB of memory",
+    "C58": "`expires_after` is kept, and refused out of its range",
+    "C59": "files are listed in pages, in both orders, by purpose",
+    "C60": "the content comes back byte for byte, with its name",
+    "C61": "a deleted file is gone; deleting it again is 404",
+    "C62": "an unknown file is 404 `No such File object`",
+    "C63": "what is not JSONL is refused as the input of a batch; a bad later line is left to the batch",
+    "C64": "`wait_for_processing` returns at once",
+    "C65": "a file comes in parts; a wrong total or checksum is refused",
+    "C66": "one key's files and batches are unknown to another",
+    "C67": "a new batch is `validating`, with every key",
+    "C68": "a batch is polled to `completed`; its times are in order, its counts add up, its output is readable",
+    "C69": "a bad line fails alone, with its own status and body",
+    "C70": "a batch of failures completes without output",
+    "C71": "an unknown input file fails the batch, not the request",
+    "C72": "a line that is not JSON is named",
+    "C73": "every missing field of every line is named",
+    "C74": "a wrong url, stream, model or body has its own code",
+    "C75": "a repeated `custom_id`, too many lines and too large a file are refused",
+    "C76": "a wrong endpoint, metadata or window is refused at once",
+    "C77": "a cancelled batch keeps what is done and tells the rest as `batch_cancelled`",
+    "C78": "cancelling twice is fine; cancelling what has ended is 409, asked once",
+    "C79": "a closed window gives what is done and tells the rest as `batch_expired`",
+    "C80": "batches are listed in pages, newest first; an unknown one is 404",
+    "C81": "every line is in one of the two files, once, however the batch ends",
+    "C82": "an output line holds the answer as it came",
+    "C83": "after a restart no finished line is asked again",
+    "C84": "`output_expires_after` counts from the output file's own beginning",
+    "C85": "`usage` and `model` tell what the lines used",
+    "C86": "an input deleted after its check is still read; before it, the batch fails",
+    "C87": "a webhook is signed so that the SDKs take it; a retry keeps its id, a rotation has both signatures",
+    "C88": "input files written for OpenAI and for `vllm run-batch` are taken unchanged",
+    "C89": "a line is sent streamed, as batch work, and stored unstreamed",
+    "C90": "a node's 429 or 503 is never the end of a line",
 }
 
 
@@ -76,7 +111,7 @@ class Case:
 
     sdk: Sdk
     user: str
-    world: World
+    world: Any
     facts: Any
 
 
@@ -90,15 +125,26 @@ class Judge:
     judge: Callable[[Case], None]
 
 
+Register = Callable[[Callable[[Case], None]], Callable[[Case], None]]
 judges: list[Judge] = []
+batch_judges: list[Judge] = []
 
 
-def check(id_: str, scenario: str, *runtimes: str) -> Callable[[Callable[[Case], None]], Callable[[Case], None]]:
+def check(id_: str, scenario: str, *runtimes: str) -> Register:
     """Registers a judgement; `runtimes` are `python`, `node` and `anthropic`, the first two when none is named."""
+    return _registering(judges, id_, scenario, runtimes)
+
+
+def batch_check(id_: str, scenario: str, *runtimes: str) -> Register:
+    """The same for what the batches' script saw."""
+    return _registering(batch_judges, id_, scenario, runtimes)
+
+
+def _registering(into: list[Judge], id_: str, scenario: str, runtimes: tuple[str, ...]) -> Register:
+    assert id_ in CHECKS
 
     def register(judge: Callable[[Case], None]) -> Callable[[Case], None]:
-        assert id_ in CHECKS
-        judges.append(Judge(id_, scenario, runtimes or ("python", "node"), judge))
+        into.append(Judge(id_, scenario, runtimes or ("python", "node"), judge))
         return judge
 
     return register

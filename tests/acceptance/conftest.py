@@ -6,16 +6,18 @@ no times and no dates, so that two runs of one tree write the same file.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from tests.acceptance.batch_world import BatchWorld, a_batch_world
 from tests.acceptance.sdks import ROOT, SDKS, Sdk, unavailable
 from tests.acceptance.world import KEY, World, a_world
 
-pytest.register_assert_rewrite("tests.acceptance.judges")
+for judging in ("judges", "judges_files", "judges_batches"):
+    pytest.register_assert_rewrite(f"tests.acceptance.{judging}")
 
 RECORD = ROOT / ".cache" / "conformance.json"
 CLIENT_S = 120
@@ -34,11 +36,18 @@ async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World
         yield made
 
 
-class Runs:
-    """What each client saw, run once."""
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def batch_world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[BatchWorld]:
+    """The same with a store, for files and batches."""
+    async with a_batch_world(tmp_path_factory.mktemp("batches")) as made:
+        yield made
 
-    def __init__(self, world: World) -> None:
-        self._world = world
+
+class Runs:
+    """What each client saw, run once. `key` is asked with a client's name."""
+
+    def __init__(self, script: int, url: str, key: Callable[[str], str]) -> None:
+        self._script, self._url, self._key = script, url, key
         self._facts: dict[str, dict[str, Any]] = {}
 
     async def of(self, sdk: Sdk) -> dict[str, Any]:
@@ -48,10 +57,16 @@ class Runs:
             self._facts[sdk.name] = await self._run(sdk)
         return self._facts[sdk.name]
 
+    async def all(self) -> None:
+        """Runs every client there is, side by side."""
+        ready = [sdk for sdk in SDKS if len(sdk.scripts) > self._script and unavailable(sdk) is None]
+        self._facts |= dict(zip((sdk.name for sdk in ready), await asyncio.gather(*map(self._run, ready)), strict=True))
+
     async def _run(self, sdk: Sdk) -> dict[str, Any]:
-        arguments = [self._world.router.url, KEY, sdk.name]
+        script = str(sdk.path(sdk.scripts[self._script]))
+        command = [*sdk.command, script, self._url, self._key(sdk.name), sdk.name]
         process = await asyncio.create_subprocess_exec(
-            *sdk.command, *arguments, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
         try:
             async with asyncio.timeout(CLIENT_S):
@@ -65,7 +80,15 @@ class Runs:
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def runs(world: World) -> Runs:
-    return Runs(world)
+    return Runs(0, world.router.url, lambda _: KEY)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def batch_runs(batch_world: BatchWorld) -> Runs:
+    """Nothing here depends on time, so the clients run side by side."""
+    runs = Runs(1, batch_world.router.url, batch_world.key)
+    await runs.all()
+    return runs
 
 
 @pytest.hookimpl(wrapper=True)

@@ -22,7 +22,7 @@ Real client libraries and raw sockets against a running router, with nodes that 
 `scripts/conformance`, which runs `tests/acceptance` and writes this page; a cell is empty where a check does not
 concern a client.
 
-Numbers not in the table belong to files and batches.
+C1 to C55 are about calls, from C56 on about files and batches.
 """
 
 

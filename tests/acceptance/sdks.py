@@ -19,13 +19,16 @@ INSTALL_S = 300
 
 @dataclass(frozen=True)
 class Sdk:
-    """One client library at one version. `script` is run by its runtime with a base URL and scenario names."""
+    """One client library at one version. `scripts` are what it runs: the calls' first, then the batches' if it has one.
+
+    A script stands in `clients` without its ending; it is run with a base URL, a key, a name and scenario names.
+    """
 
     name: str
     runtime: str  # python | node
     package: str
     version: str
-    script: str
+    scripts: tuple[str, ...] = ("openai_client", "openai_batches")
     node_major: int = 0
 
     @property
@@ -41,19 +44,21 @@ class Sdk:
 
     @property
     def command(self) -> list[str]:
-        """What runs the client's script."""
-        if self.runtime == "python":
-            return [str(self.home / "bin" / "python"), str(CLIENTS / self.script)]
-        return ["node", str(self.home / self.script)]
+        """What runs a script of its language."""
+        return [str(self.home / "bin" / "python")] if self.runtime == "python" else ["node"]
+
+    def path(self, script: str) -> Path:
+        """Where one of its scripts stands."""
+        return CLIENTS / f"{script}.py" if self.runtime == "python" else self.home / f"{script}.mjs"
 
 
 SDKS = (
-    Sdk("py-openai-3.57.0", "python", "openai", "3.57.0", "openai_client.py"),
-    Sdk("py-openai-2.54.0", "python", "openai", "2.54.0", "openai_client.py"),
-    Sdk("py-openai-2.0.0", "python", "openai", "2.0.0", "openai_client.py"),
-    Sdk("node-openai-6.49.0", "node", "openai", "6.49.0", "openai_client.mjs", node_major=20),
-    Sdk("node-openai-7.59.0", "node", "openai", "7.59.0", "openai_client.mjs", node_major=20),
-    Sdk("py-anthropic-2.14.0", "python", "anthropic", "2.14.0", "anthropic_client.py"),
+    Sdk("py-openai-3.57.0", "python", "openai", "3.57.0"),
+    Sdk("py-openai-2.54.0", "python", "openai", "2.54.0"),
+    Sdk("py-openai-2.0.0", "python", "openai", "2.0.0"),
+    Sdk("node-openai-6.49.0", "node", "openai", "6.49.0", node_major=20),
+    Sdk("node-openai-7.59.0", "node", "openai", "7.59.0", node_major=20),
+    Sdk("py-anthropic-2.14.0", "python", "anthropic", "2.14.0", ("anthropic_client",)),
 )
 BY_NAME = {sdk.name: sdk for sdk in SDKS}
 
@@ -72,7 +77,8 @@ def unavailable(sdk: Sdk) -> str | None:
             return f"{sdk.name} cannot be installed: {_last_line(error)}"
         marker.write_text(sdk.version)
     if sdk.runtime == "node":
-        shutil.copyfile(CLIENTS / sdk.script, sdk.home / sdk.script)
+        for script in CLIENTS.glob("*.mjs"):
+            shutil.copyfile(script, sdk.home / script.name)
     return None
 
 

@@ -59,6 +59,8 @@ async def kill(router: RouterProcess) -> None:
     await router.process.wait()
 
 
+@pytest.mark.check("C81")
+@pytest.mark.check("C83")
 @pytest.mark.timeout(240)
 async def test_killed_at_twenty_points_then_a_node_is_lost(nodes, tmp_path):
     """C81, C83, B72."""
@@ -107,6 +109,7 @@ async def test_with_every_node_lost_the_batch_waits_and_goes_on(nodes, tmp_path)
         await counted_exactly(router.port, batch_id, 20, within=10)
 
 
+@pytest.mark.check("C81")
 async def test_cancelled_without_an_owner(nodes, tmp_path):
     """B72: a cancel that comes while no router works on the batch, and C77."""
     how = settings(nodes, f"sqlite:///{tmp_path}/ebbtide.db")

@@ -282,3 +282,19 @@ async def test_a_server_killed_inside_a_stream_is_told_and_seen_when_it_comes_ba
         await eventually(lambda: str(app.node("mortal").state) in ("probation", "ready"), within=10)
         assert (await ask(app.port, said())).status == 200
         assert str(app.node("mortal").state) == "ready"
+
+
+# what it shares
+
+
+async def test_a_document_that_is_read_makes_way_for_a_chat(rig, llamas):
+    app = await alone(rig, llamas.long)
+    document = asyncio.create_task(ask(app.port, said(words(400), 4)))
+    await eventually(lambda: app.node("long").budget.batch)
+    reply = await ask(app.port, streamed(tokens=4))
+    assert (reply.status, reply.header("x-ebbtide-workload")) == (200, "interactive")
+    assert not document.done()
+    answer = await asyncio.wait_for(document, 50)
+    assert (answer.status, answer.header("x-ebbtide-workload")) == (200, "batch")
+    assert answer.json["choices"][0]["message"]["content"]
+    assert (await app.metrics())['ebbtide_take_backs_total{mode="enforce",node="long",phase="prefill"}'] == 1

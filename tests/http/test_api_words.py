@@ -169,6 +169,7 @@ def test_a_file_called_model_is_not_the_model() -> None:
         (TYPE, b"nothing like a form"),
         (TYPE, b""),
         (b"multipart/form-data", _form(('name="model"', "a"))),
+        (b"multipart/form-data; boundary=" + b"b" * 300, _form(('name="model"', "a"))),
         (b"multipart/mixed; boundary=b", _form(('name="model"', "a"))),
     ],
 )

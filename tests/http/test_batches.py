@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, NotFoundError
 
-from router.api.desk import Quota
+from router.api.desk import Bounds, Quota
 from router.errors import BadRequest
 from router.jobs.intake import Allowance
 from tests.http.counter import START, Counter, good, jsonl, line, open_counter
@@ -116,6 +116,11 @@ WRONG = [
     ({"priority": -11}, "integer_below_min_value", "priority"),
     ({"priority": 1.5}, "invalid_type", "priority"),
     ({"webhook": 7}, "invalid_type", "webhook"),
+    ({"webhook": ""}, "empty_string", "webhook"),
+    ({"webhook": "https://hooks.example/" + "x" * 2048}, "string_above_max_length", "webhook"),
+    ({"webhook": {}}, "missing_required_parameter", "webhook.url"),
+    ({"webhook": {"url": 7}}, "invalid_type", "webhook.url"),
+    ({"webhook": {"url": "https://hooks.example/", "events": []}}, "unknown_parameter", "webhook.events"),
 ]
 
 
@@ -294,6 +299,21 @@ async def test_quotas_on_batches_lines_and_tokens(tmp_path: Path) -> None:
         assert reply.header("x-should-retry") == "false"
 
 
+async def test_result_files_are_kept_as_long_as_the_batch_says_or_the_operator(tmp_path: Path) -> None:
+    for bounds, asked, kept_s in (
+        (Bounds(), None, 30 * DAY),
+        (Bounds(output_s=7200), None, 7200),
+        (Bounds(output_s=None), None, None),
+        (Bounds(output_s=7200), {"anchor": "created_at", "seconds": 3600}, 3600),
+    ):
+        async with open_counter(tmp_path, bounds=bounds) as counter:
+            batch = await counter.batch(line("a"), **({"output_expires_after": asked} if asked else {}))
+            await counter.work(good)
+            file = (await counter.get(batch["id"]))["output_file_id"]
+            told = (await counter.ask("GET", f"/v1/files/{file}")).json
+            assert told["expires_at"] == (None if kept_s is None else told["created_at"] + kept_s)
+
+
 async def test_a_webhook_is_taken_when_the_operator_allows_it(tmp_path: Path) -> None:
     def allowed(caller: str, url: str | None) -> str | None:
         if url is not None and not url.startswith("https://hooks.example/"):
@@ -302,6 +322,8 @@ async def test_a_webhook_is_taken_when_the_operator_allows_it(tmp_path: Path) ->
 
     async with open_counter(tmp_path, webhook=allowed) as counter:
         assert (await create(counter, webhook="https://hooks.example/x")).status == 200
+        assert (await create(counter, webhook={"url": "https://hooks.example/x"})).status == 200
+        wrong(await create(counter, webhook={"url": "https://evil.example/"}), 400, "invalid_value", "webhook")
         wrong(await create(counter, webhook="https://evil.example/"), 400, "invalid_value", "webhook")
         assert (await create(counter)).status == 200
     async with open_counter(tmp_path) as counter:

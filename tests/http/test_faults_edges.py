@@ -13,6 +13,7 @@ from tests.rig import Connection, ask, chat, entry, eventually, request, running
 CHAT = "/v1/chat/completions"
 ORIGIN = (("Origin", "https://chat.example"),)
 MIB = 2**20
+LOGGED = {"log": {"level": "info", "calls": True}}
 
 
 async def test_real_prompts_fit_and_what_is_over_is_413(rig):
@@ -125,7 +126,7 @@ async def _after_the_signal(port):
 
 async def test_the_end_of_the_drain_is_told_in_the_stream(tmp_path):
     async with FakeNode(name="n1", script=Script(gap=0.1, n=600)) as node:
-        settings = {"nodes": [entry(node)], "server": {"drain_s": 0.5}}
+        settings = {"nodes": [entry(node)], "server": {"drain_s": 0.5}} | LOGGED
         async with running_process(settings, tmp_path) as router:
             running = asyncio.create_task(ask(router.port, stream()))
             await eventually(lambda: node.inflight and node.seen[0].tokens > 2, within=4)
@@ -135,6 +136,20 @@ async def test_the_end_of_the_drain_is_told_in_the_stream(tmp_path):
             assert reply.data[-1] == b"[DONE]"
             assert await asyncio.wait_for(router.process.wait(), 5) == 0
             assert len(node.aborted) == 1
+            assert json.loads(router.said.splitlines()[-1])["outcome"] == "shutdown"
+
+
+async def test_a_call_that_runs_at_the_end_of_the_drain_is_told_too(tmp_path):
+    async with FakeNode(name="n1", script=Script(ttft=60)) as node:
+        settings = {"nodes": [entry(node)], "server": {"drain_s": 0.5}} | LOGGED
+        async with running_process(settings, tmp_path) as router:
+            running = asyncio.create_task(ask(router.port, chat()))
+            await eventually(lambda: node.inflight, within=4)
+            router.process.send_signal(signal.SIGTERM)
+            reply = await running
+            assert (reply.status, reply.error["code"]) == (503, "server_is_overloaded")
+            assert await asyncio.wait_for(router.process.wait(), 5) == 0
+            assert json.loads(router.said.splitlines()[-1])["outcome"] == "shutdown"
 
 
 async def test_names_from_requests_never_become_labels(rig):

@@ -122,6 +122,29 @@ async def test_comments_keep_a_waiting_stream_alive(rig):
     assert failed.data[-1] == b"[DONE]"
 
 
+@pytest.mark.parametrize("ttft", [0.0, 0.6])
+async def test_a_stream_that_comes_compressed_is_readable_with_and_without_a_heartbeat(rig, ttft):
+    await rig.node()
+    relay = await rig.relay(models=["far"], script=Script(gzip=True, ttft=ttft))
+    app = await rig.router(relay=relay_entry(relay, ["far"], api_key=relay.requires_key), server={"heartbeat_s": 0.2})
+    reply = await ask(app.port, stream(model="far"))
+    assert reply.text == "tok0 tok1 tok2 tok3 tok4"
+    assert reply.data[-1] == b"[DONE]"
+    assert not reply.values("content-encoding")
+    assert any(event.comment for event in reply.events) is bool(ttft)
+
+
+async def test_a_stream_whose_coding_nobody_asked_for_is_no_answer(rig):
+    node = await rig.node(script=Script(headers=(("content-encoding", "br"),)))
+    app = await rig.router()
+    reply = await ask(app.port, stream())
+    assert (reply.status, reply.error["code"]) == (502, "upstream_unavailable")
+    node.script = Script(gzip=True, cut=3)
+    cut = await ask(app.port, stream())
+    assert cut.text == "tok0 tok1 tok2"
+    assert json.loads(cut.data[-2])["error"]["code"] == "upstream_error"
+
+
 async def test_after_a_heartbeat_a_failed_node_is_still_replaced(rig):
     bad = await rig.node(script=Script(ttft=0.6, status=500))
     good = await rig.node(script=Script())

@@ -14,7 +14,7 @@ from openai import BadRequestError, ConflictError, NotFoundError
 from router.api.desk import Bounds, Quota
 from tests.http.counter import START, Counter, form, jsonl, line, open_counter
 from tests.http.test_files import wrong
-from tests.rig import Connection, request
+from tests.rig import Connection, Reply, request
 
 MIB = 2**20
 
@@ -170,6 +170,24 @@ async def test_a_part_has_a_bound_and_needs_data(tmp_path: Path) -> None:
         wrong(await counter.ask("POST", "/v1/uploads", beginning(1001)), 429, "insufficient_quota")
 
 
+async def test_quotas_hold_for_uploads_under_way(tmp_path: Path) -> None:
+    async with open_counter(tmp_path, quota=lambda _: Quota(files=2, bytes=1000)) as counter:
+        upload = await begin(counter, 600)
+
+        async def send(size: int) -> Reply:
+            raw, kind = form(b"x" * size, fields={}, field="data")
+            return await counter.ask("POST", f"/v1/uploads/{upload}/parts", raw, headers=(("Content-Type", kind),))
+
+        assert (await send(600)).status == 200
+        assert "400 bytes" in wrong(await send(401), 429, "insufficient_quota")
+        assert (await send(400)).status == 200
+        wrong(await counter.ask("POST", "/v1/uploads", beginning(1)), 429, "insufficient_quota")
+        await counter.ask("POST", f"/v1/uploads/{upload}/cancel", {})
+        assert await begin(counter, 600)
+        assert await begin(counter, 600)
+        assert "2 files" in wrong(await counter.ask("POST", "/v1/uploads", beginning(1)), 429, "insufficient_quota")
+
+
 @pytest.mark.parametrize("told", [{}, {"part_ids": "x"}, {"part_ids": [7]}, {"part_ids": ["a"], "md5": "xyz"}])
 async def test_a_wrong_completion_is_refused(counter: Counter, told: dict[str, Any]) -> None:
     upload = await begin(counter, 5)
@@ -177,7 +195,7 @@ async def test_a_wrong_completion_is_refused(counter: Counter, told: dict[str, A
 
 
 async def test_a_long_upload_and_download_hold_little_memory(counter: Counter) -> None:
-    size, piece = 96 * MIB, json.dumps(line("a", user="x" * (MIB - 150))).encode()[: MIB - 1] + b"\n"
+    size, piece = 48 * MIB, json.dumps(line("a", user="x" * (MIB - 150))).encode()[: MIB - 1] + b"\n"
     raw, kind = form(b"@", fields={"purpose": "user_data"})
     before, after = raw.split(b"@")
     length = (("Content-Length", str(len(before) + size + len(after))),)

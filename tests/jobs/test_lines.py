@@ -251,6 +251,15 @@ def test_every_endpoint_is_read_and_its_prompt_is_needed(url: str, body: dict[st
     assert codes(line(url=url, body=less), url=url) == [("invalid_request", 1, f"body.{field}")]
 
 
+def test_a_batch_goes_on_from_no_earlier_response():
+    """Who made it is known to one process only and may be gone by the time the line runs."""
+    alone = {"model": "tiny", "input": "x", "previous_response_id": None}
+    assert len(accepted(jsonl(line(url="/v1/responses", body=alone)), "/v1/responses")) == 1
+    for body in ({"model": "tiny", "input": "x"}, {"model": "tiny"}):
+        told = codes(line(url="/v1/responses", body=body | {"previous_response_id": "resp_1"}), url="/v1/responses")
+        assert ("invalid_request", 1, "body.previous_response_id") in told
+
+
 def test_sample_files_of_vllm_are_accepted_unchanged():
     asks = {"model": "org/name", "max_completion_tokens": 1000}
     talk = [{"role": "system", "content": "You are a helpful assistant."}, {"role": "user", "content": "Hello world!"}]

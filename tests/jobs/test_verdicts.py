@@ -16,6 +16,7 @@ from router.errors import (
     NodeFailed,
     Overloaded,
     RelayMisconfigured,
+    Stopped,
     TooLarge,
     Truncated,
     UpstreamError,
@@ -122,6 +123,7 @@ def test_a_refusal_to_stream_asks_for_an_unstreamed_try(status):
         (ErrorInStream("late", b'{"error":{"message":"oom"}}', 500), True),
         (ErrorInStream("late", b'{"error":{"message":"slow down"}}', 429), False),
         (ConnectFailed("refused"), False),
+        (Stopped("the router stops"), False),
     ],
 )
 def test_only_a_node_that_had_the_line_costs_it_an_attempt(error, charged):

@@ -251,6 +251,11 @@ async def test_what_a_caller_holds(bench: Bench) -> None:
     assert (await bench.store.held(job.caller)).lines == 2
     usage = await bench.store.usage()
     assert (usage.files, usage.batches, usage.queued, usage.running) == (2, 2, 7, 0)
+    assert usage.states == {"validating": 0, "in_progress": 2, "finalizing": 0, "cancelling": 0}
+    await bench.running(2, model="other")
+    bench.clock.tick(60)
+    usage = await bench.store.usage()
+    assert (usage.models, usage.oldest_s) == ({"m": 7, "other": 2}, 60)
     assert usage.disk_bytes > 0
 
 
@@ -280,6 +285,46 @@ async def test_result_files_expire_after_they_were_made(bench: Bench) -> None:
     await bench.settle()
     assert await bench.again(batch) == batch
     assert await bench.store.file("ann", batch.output_file_id or "") is None
+
+
+async def test_nothing_is_left_of_what_is_over(bench: Bench) -> None:
+    """Input, results, lines, the batch, its uploads: after their times every table is as it was before."""
+    store = bench.store
+    await bench.running(3, output_expires_s=3600)
+    told = {"purpose": "batch", "filename": "a", "mime_type": "text/plain", "file_expires_s": 3600}
+    for ends in ("completed", "cancelled", "expired"):
+        upload = await store.create_upload(caller="ann", size=4, **told)
+        async with store.adding_part("ann", upload.id) as part:
+            await part.write(b"abcd")
+        if ends == "completed":
+            await store.complete_upload("ann", upload.id, [part.row.id])
+        elif ends == "cancelled":
+            await store.cancel_upload("ann", upload.id)
+    await bench.finish_all()
+    await bench.settle()
+    assert len(await bench.run("SELECT id FROM uploads")) == 3
+    ((input_file,),) = await bench.run("SELECT id FROM files WHERE filename = 'in.jsonl'")
+    await store.delete_file("ann", input_file)
+    bench.clock.tick(8 * 86400)
+    while (await store.sweep(keep_batches_s=86400)).more:
+        pass
+    for table in ("files", "chunks", "uploads", "batches", "jobs", "results", "deliveries"):
+        assert await bench.run(f"SELECT * FROM {table}") == [], table
+
+
+async def test_parts_of_uploads_count_as_held(bench: Bench) -> None:
+    told = {"purpose": "batch", "filename": "a", "mime_type": "text/plain", "file_expires_s": None}
+    upload = await bench.store.create_upload(caller="ann", size=4, **told)
+    async with bench.store.adding_part("ann", upload.id) as part:
+        await part.write(b"abcd")
+    held = await bench.store.held("ann")
+    assert (held.files, held.bytes) == (1, 4)
+    await bench.store.complete_upload("ann", upload.id, [part.row.id])
+    held = await bench.store.held("ann")
+    assert (held.files, held.bytes) == (1, 4)
+    await bench.store.create_upload(caller="ann", size=4, **told)
+    bench.clock.tick(3601)
+    assert (await bench.store.held("ann")).files == 1, "an upload that is over is not held"
 
 
 def test_every_state_is_walked_by_these_tests() -> None:

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from router.errors import BadAnswer, ConnectFailed, FirstByteTimeout, IdleTimeout, NodeFailed, Truncated
+from router.errors import BadAnswer, ConnectFailed, FirstByteTimeout, IdleTimeout, NodeFailed, Stopped, Truncated
 from router.upstream.pool import Bounds, Pool
 from router.upstream.target import Target
 from tests.upstream.wire import GET, OK, Peer, answering, joined, once, post, settled, until
@@ -262,7 +262,7 @@ def test_closing_the_pool_ends_exchanges_in_progress(run):
             waiting = asyncio.ensure_future(whole(pool))
             await until(lambda: pool.open == 1)
             await pool.close()
-            with pytest.raises(Truncated, match="shutting down"):
+            with pytest.raises(Stopped, match="shutting down"):
                 await waiting
 
     run(scenario())

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.errors import Truncated
+from router.errors import Stopped
 from router.upstream.pool import Bounds
 from tests.upstream.wire import GET, Peer, joined, post, settled, until
 
@@ -53,7 +53,7 @@ def test_what_a_stopped_reader_holds_outlives_the_connection(run):
             await until(lambda: connection._halted)
             await pool.close()
             assert len(await answer.read()) > 100_000
-            with pytest.raises(Truncated):
+            with pytest.raises(Stopped):
                 await answer.read()
 
     run(scenario())

@@ -5,7 +5,7 @@ import socket
 
 import pytest
 
-from router.errors import BadAnswer, ConnectFailed
+from router.errors import BadAnswer, Stopped
 from router.upstream.pool import Answer, Bounds, Pool
 from router.upstream.target import Target
 from tests.upstream.wire import GET, OK, Peer, answering, joined, once, post, settled, until
@@ -278,7 +278,7 @@ def test_a_closed_pool_begins_nothing(run):
             await whole(pool)
             await pool.close()
             assert (pool.open, pool.idle) == (0, 0)
-            with pytest.raises(ConnectFailed):
+            with pytest.raises(Stopped):
                 await whole(pool)
             await settled()
             assert pool.open == 0

@@ -31,6 +31,7 @@ from router.jobs.store.rows import (
     NewBatch,
     NewJob,
     NewResult,
+    Outbox,
     Pace,
     PartRow,
     RouterRow,
@@ -39,6 +40,7 @@ from router.jobs.store.rows import (
     Tokens,
     UploadRow,
 )
+from router.jobs.store.spending import Spending
 from router.jobs.store.sweep import Sweep
 from router.jobs.store.uploads import Uploads
 from router.jobs.store.validation import Validation
@@ -46,7 +48,7 @@ from router.jobs.store.wakes import Topic, Wakes
 from router.jobs.store.writer import FileWriter, PartWriter
 
 
-class Store(Uploads, Inputs, Results, Routers, Batches, Validation, Sweep, Deliveries, Holdings):
+class Store(Uploads, Inputs, Results, Routers, Batches, Validation, Sweep, Deliveries, Holdings, Spending):
     """All of it. Open one in a process."""
 
     @classmethod
@@ -110,6 +112,7 @@ __all__ = [
     "NewBatch",
     "NewJob",
     "NewResult",
+    "Outbox",
     "Pace",
     "PartRow",
     "PartWriter",

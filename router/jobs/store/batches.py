@@ -6,6 +6,8 @@ import msgspec
 from sqlalchemy import RowMapping, func, select, update
 
 from router.core.job import BatchEvent, BatchState, JobState, sources, urgency
+from router.core.lateness import Standing, Standings
+from router.core.wellformed import mended
 from router.errors import Conflict, NotFound
 from router.jobs.schema import batches, files, jobs
 from router.jobs.store.database import Transaction
@@ -18,6 +20,7 @@ ACTIVE = is_state(
     batches.c.state, BatchState.VALIDATING, BatchState.IN_PROGRESS, BatchState.FINALIZING, BatchState.CANCELLING
 )
 """Batches that are not final."""
+_STANDING = ("model", "expires_at", "window_s", "left")
 LEFT = batches.c.total - batches.c.completed - batches.c.failed - batches.c.stopped
 """Lines of a batch that have no end yet."""
 
@@ -69,7 +72,7 @@ class Batches(Shelf):
             "id": new_id(Prefix.BATCH),
             "caller": new.caller,
             "endpoint": new.endpoint,
-            "input_file_id": new.input_file_id.replace("\0", "")[:512],
+            "input_file_id": mended(new.input_file_id)[:512],
             "input": number,
             "completion_window": new.completion_window,
             "window_s": new.window_s,
@@ -133,7 +136,8 @@ class Batches(Shelf):
         """Write down why batches wait, for whoever asks; by batch id."""
         async with self._db.write() as tx:
             for batch_id, why in waiting.items():
-                await tx.run(update(batches).where(batches.c.id == batch_id, ACTIVE).values(waiting=why))
+                told = None if why is None else mended(why)
+                await tx.run(update(batches).where(batches.c.id == batch_id, ACTIVE).values(waiting=told))
 
     async def pace(self, batch: BatchRow) -> Pace:
         """How a batch gets on, for an estimate of its end."""
@@ -145,6 +149,18 @@ class Batches(Shelf):
                 running=await tx.scalar(select(func.count()).select_from(jobs).where(*mine)),
                 ahead=int(await tx.scalar(select(left).where(*first, batches.c.number != batch.number))),
                 done_last=await self._pace(tx),
+            )
+
+    async def standings(self, limit: int = 256) -> Standings:
+        """How the batches in progress stand, at most `limit` in the order they are served."""
+        columns = batches.c.id, batches.c.model, batches.c.expires_at, batches.c.window_s, LEFT.label("left")
+        going = select(*columns).where(is_state(batches.c.state, BatchState.IN_PROGRESS), LEFT > 0)
+        async with self._db.read() as tx:
+            rows = await tx.all(going.order_by(batches.c.urgency, batches.c.number).limit(limit))
+            return Standings(
+                now=await tx.now(),
+                batches=[Standing(batch_id=row["id"], **{key: row[key] for key in _STANDING}) for row in rows],
+                done=await self._pace(tx),
             )
 
     async def _pace(self, tx: Transaction) -> int:

@@ -9,19 +9,23 @@ Rule 4: bells ring after the commit.
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from time import perf_counter
 from typing import Any
 
 from sqlalchemy import ColumnElement, CursorResult, Executable, RowMapping, Select, Table
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError, StatementError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine
 
-from router.errors import StoreError, StoreFull, StoreLost
+from router.errors import BadRequest, StoreError, StoreFull, StoreLost
+from router.jobs.store.measures import Act, Measures, Trouble, act_of
 from router.jobs.store.wakes import Topic, Wakes
 
 BUSY_S = 10.0
 """Longest wait for a lock another process or router holds."""
+
+_TROUBLE = {StoreLost: Trouble.LOST, StoreFull: Trouble.FULL}
 
 Clock = Callable[[], float]
 Condition = ColumnElement[bool]
@@ -42,20 +46,26 @@ class Transaction:
         self, statement: Executable, values: Sequence[Mapping[str, Any]] | Mapping[str, Any] | None = None
     ) -> int:
         """Execute with these values, once for each if there are several; the number of rows it changed."""
-        done: CursorResult[Any] = await self.connection.execute(statement, values)
-        return done.rowcount
+        return (await self._do(statement, values)).rowcount
 
     async def all(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Sequence[RowMapping]:
         """Every row it gives."""
-        return (await self.connection.execute(statement, values)).mappings().all()
+        return (await self._do(statement, values)).mappings().all()
 
     async def first(self, statement: Executable) -> RowMapping | None:
         """The first row it gives."""
-        return (await self.connection.execute(statement)).mappings().first()
+        return (await self._do(statement)).mappings().first()
 
     async def scalar(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:  # noqa: ANN401 - what a column holds
         """The first column of the first row, or None."""
-        return await self.connection.scalar(statement, values)
+        return (await self._do(statement, values)).scalar()
+
+    async def _do(self, statement: Executable, values: Any = None) -> CursorResult[Any]:  # noqa: ANN401 - as above
+        began = perf_counter()
+        try:
+            return await self.connection.execute(statement, values)
+        finally:
+            self._database.measures.since(began, act_of(statement))
 
     async def now(self) -> float:
         """Unix seconds by the clock that all routers at this database share; one value in one transaction."""
@@ -73,6 +83,7 @@ class Database(ABC):
 
     def __init__(self, clock: Clock | None) -> None:
         self.wakes = Wakes()
+        self.measures = Measures()
         self.clock = clock
 
     @abstractmethod
@@ -144,7 +155,9 @@ class Database(ABC):
 
         One that `grows` brings bytes to keep: StoreFull while the rest of the disk is needed to clear up.
         """
+        asked = perf_counter()
         async with self._writing():
+            self.measures.since(asked, Act.TURN)
             try:
                 with self._translated():
                     async with self._engines()[1].begin() as connection:
@@ -154,6 +167,8 @@ class Database(ABC):
                         yield tx
                         if tx.topics:
                             await self._announce(tx)
+                        began = perf_counter()
+                self.measures.since(began, Act.COMMIT)
             except StoreFull:
                 await self._relieve()
                 raise
@@ -163,13 +178,26 @@ class Database(ABC):
     def _translated(self) -> Iterator[None]:
         try:
             yield
+        except StoreError as error:
+            self._count(type(error))
+            raise
         except DBAPIError as error:
-            kind = StoreLost if error.connection_invalidated else self._kind(error)
-            raise kind(_said(kind, error)) from error
+            raise self._error(StoreLost if error.connection_invalidated else self._kind(error), error) from error
+        except StatementError as error:
+            if isinstance(error.orig, BadRequest):
+                raise error.orig from None
+            raise self._error(StoreError, error) from error
         except (PoolTimeout, OSError) as error:
-            raise StoreLost(_said(StoreLost, error)) from error
+            raise self._error(StoreLost, error) from error
         except SQLAlchemyError as error:
-            raise StoreError(_said(StoreError, error)) from error
+            raise self._error(StoreError, error) from error
+
+    def _error(self, kind: type[StoreError], cause: Exception) -> StoreError:
+        self._count(kind)
+        return kind(_said(kind, cause))
+
+    def _count(self, kind: type[StoreError]) -> None:
+        self.measures.errors.add((_TROUBLE.get(kind, Trouble.REFUSED),))
 
 
 def _said(kind: type[StoreError], error: BaseException) -> str:

@@ -222,7 +222,11 @@ class Swept(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StoreUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """What is kept: ready files and their bytes, batches that are not final, lines, unread results, bytes on disk."""
+    """What is kept: ready files and their bytes, batches that are not final, their lines, bytes on disk.
+
+    `states` counts those batches by state; `models` the lines left of batches in progress by model (None: several);
+    `oldest_s` is the age of the oldest batch in progress.
+    """
 
     files: int
     file_bytes: int
@@ -230,10 +234,15 @@ class StoreUsage(msgspec.Struct, frozen=True, kw_only=True):
     queued: int
     running: int
     disk_bytes: int
+    states: dict[str, int]
+    models: dict[str | None, int]
+    oldest_s: float
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What one caller holds: ready files, batches that are not final, their unfinished lines and estimated tokens."""
+    """What one caller holds: files and uploads under way with their parts' bytes, batches that are not final, their
+    unfinished lines and estimated tokens.
+    """
 
     files: int
     bytes: int
@@ -243,14 +252,26 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Delivery(msgspec.Struct, frozen=True, kw_only=True):
-    """A webhook event to deliver. `type` is `batch.completed` and the like; `attempts` were made before this one."""
+    """A webhook event to deliver. `type` is `batch.completed` and the like; `attempts` were made before this one.
+
+    `caller` has the batch; it is None once the batch is forgotten.
+    """
 
     id: str
+    caller: str | None
     batch_id: str
     url: str
     type: str
     created_at: int
     attempts: int
+
+
+class Outbox(msgspec.Struct, frozen=True, kw_only=True):
+    """Events not yet delivered: how many, how old the oldest is, in how long one is due (None: there are none)."""
+
+    waiting: int
+    oldest_s: float
+    due_in_s: float | None
 
 
 class Pace(msgspec.Struct, frozen=True, kw_only=True):

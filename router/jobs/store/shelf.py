@@ -8,6 +8,7 @@ from sqlalchemy import ColumnElement, literal_column
 
 from router.jobs.schema import jobs
 from router.jobs.store.database import Condition, Database, Query
+from router.jobs.store.measures import Measures
 from router.jobs.store.wakes import Wakes
 
 STEP_ROWS = 2000
@@ -30,6 +31,11 @@ class Shelf:
     def wakes(self) -> Wakes:
         """The bells that say there may be work."""
         return self._db.wakes
+
+    @property
+    def measures(self) -> Measures:
+        """How long it takes, and what goes wrong."""
+        return self._db.measures
 
     async def now(self) -> float:
         """Unix seconds by the clock that leases and deadlines are compared with."""

@@ -19,8 +19,8 @@ from router.jobs.store.shelf import STEP_ROWS, Shelf, is_state, locked
 
 CHUNKS_AT_ONCE = 32
 """Rows of 1 MiB deleted in one transaction."""
-DELIVERIES_S = 7 * 86400
-"""Deliveries are kept this long after their end."""
+DELIVERIES_S = UPLOADS_S = 7 * 86400
+"""Deliveries are kept this long after their end, and so are uploads that are over, when nothing refers to them."""
 
 IN_PROGRESS = is_state(batches.c.state, BatchState.IN_PROGRESS)
 ANSWERED = LEFT == 0
@@ -36,6 +36,8 @@ _WRITING = is_state(files.c.state, "writing") & files.c.writer.is_not(None)
 _LOST = not_(exists().where(routers.c.id == files.c.writer))
 _OURS = (files.c.writer == bindparam("me", type_=Text)) & files.c.number.not_in(bindparam("in_hand", expanding=True))
 _ENDED = exists().where(uploads.c.number == files.c.upload, not_(PENDING))
+_IN_PARTS = exists().where(files.c.upload == uploads.c.number)
+_TOLD = not_(exists().where(deliveries.c.batch_id == batches.c.id, deliveries.c.due_at.is_not(None)))
 _STAMP = func.coalesce(*(batches.c[f"{state}_at"] for state in sorted(BATCH_FINAL)))
 
 DUE: dict[str, Query] = {
@@ -48,9 +50,12 @@ DUE: dict[str, Query] = {
     "parts": select(files.c.number).where(is_state(files.c.state, "part"), _ENDED),
     "orphans": select(files.c.number).where(_WRITING, _LOST | _OURS),
     "uploads": select(uploads.c.number).where(PENDING, uploads.c.expires_at <= _NOW),
+    "over": select(uploads.c.number).where(not_(PENDING), uploads.c.expires_at <= _NOW - UPLOADS_S, not_(_IN_PARTS)),
     "chunks": select(files.c.number).where(DELETING, not_(READ)).order_by(files.c.number),
     "deliveries": select(deliveries.c.number).where(deliveries.c.ended_at <= _NOW - DELIVERIES_S),
-    "forgotten": select(batches.c.number).where(batches.c.cleared, bindparam("forget_before", type_=Double) >= _STAMP),
+    "forgotten": select(batches.c.number).where(
+        batches.c.cleared, bindparam("forget_before", type_=Double) >= _STAMP, _TOLD
+    ),
 }
 """What is due, by chore: numbers of rows. With no `forget_before`, nothing is to be forgotten."""
 LOOK = select(*(query.limit(1).scalar_subquery().label(chore) for chore, query in DUE.items()))
@@ -101,6 +106,7 @@ class Sweep(Shelf):
             "parts": partial(self._give_up, DUE["parts"]),
             "orphans": partial(self._give_up, DUE["orphans"]),
             "uploads": self._expire_uploads,
+            "over": partial(self._delete, uploads, DUE["over"]),
             "chunks": self._drop_chunks,
             "deliveries": partial(self._delete, deliveries, DUE["deliveries"]),
             "forgotten": partial(self._delete, batches, DUE["forgotten"]),

@@ -5,42 +5,12 @@
 // BASE is the router without `/v1`. A scenario reports plain facts; judging them is the caller's work.
 
 import OpenAI, { toFile } from 'openai';
+import { BASE, KEY, USER, clock, each, failed, pause, run, tried } from './facts.mjs';
 
-const [BASE, KEY, USER, ...CHOSEN] = process.argv.slice(2);
 const SAY = [{ role: 'user', content: 'hello' }];
 const made = (options = {}) => new OpenAI({ baseURL: `${BASE}/v1`, apiKey: KEY, maxRetries: 0, timeout: 20000, ...options });
 const client = made();
 const patient = made({ maxRetries: 2 });
-const clock = () => Number(process.hrtime.bigint()) / 1e9;
-const pause = (seconds) => new Promise((resolve) => setTimeout(resolve, seconds * 1000));
-
-const lineage = (error) => {
-  const names = [];
-  for (let kind = Object.getPrototypeOf(error); kind && kind.constructor !== Object; kind = Object.getPrototypeOf(kind))
-    names.push(kind.constructor.name);
-  return names;
-};
-
-const failed = (error) => ({
-  error: lineage(error),
-  status_code: error.status ?? null,
-  code: error.code ?? null,
-  type: error.type ?? null,
-  param: error.param ?? null,
-  message: error.error?.message ?? error.message,
-  request_id: error.requestID ?? null,
-});
-
-const tried = async (call) => {
-  const began = clock();
-  let result;
-  try {
-    result = await call();
-  } catch (error) {
-    result = failed(error);
-  }
-  return { ...result, seconds: clock() - began };
-};
 
 const chat = async (model = 'tiny', { api = client, options = {}, ...fields } = {}) => {
   const answer = await api.chat.completions.create({ model, messages: SAY, user: USER, ...fields }, options);
@@ -63,12 +33,6 @@ const streamed = async (model = 'tiny', fields = {}) => {
     Object.assign(facts, failed(error));
   }
   return { ...facts, seconds: clock() - began };
-};
-
-const each = async (names, call) => {
-  const facts = {};
-  for (const name of names) facts[name] = await call(name);
-  return facts;
 };
 
 const responseEvents = async (model) => {
@@ -204,13 +168,4 @@ const SCENARIOS = {
   never_answered: () => tried(() => chat('never')),
 };
 
-for (const name of CHOSEN.length ? CHOSEN : Object.keys(SCENARIOS)) {
-  let result;
-  try {
-    result = await SCENARIOS[name]();
-  } catch (error) {
-    result = { broke: `${error?.name}: ${error?.message}` };
-  }
-  console.log(JSON.stringify({ scenario: name, result }));
-}
-process.exit(0);
+await run(SCENARIOS);

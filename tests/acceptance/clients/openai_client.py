@@ -6,41 +6,14 @@ BASE is the router without `/v1`. A scenario reports plain facts; judging them i
 """
 
 import io
-import json
-import sys
 import threading
 import time
 
 import openai
+from facts import BASE, KEY, USER, failed, run, scenario, tried
 
-BASE, KEY, USER, *CHOSEN = sys.argv[1:]
 SAY = [{"role": "user", "content": "hello"}]
 client = openai.OpenAI(base_url=f"{BASE}/v1", api_key=KEY, max_retries=0, timeout=20)
-SCENARIOS = {}
-
-
-def scenario(function):
-    SCENARIOS[function.__name__] = function
-    return function
-
-
-def failed(error):
-    """Facts of an exception."""
-    names = ("status_code", "code", "type", "param", "message", "request_id")
-    facts = {name: getattr(error, name, None) for name in names}
-    body = getattr(error, "body", None)
-    facts["message"] = body.get("message") if isinstance(body, dict) else facts["message"]
-    return {"error": [kind.__name__ for kind in type(error).__mro__], **facts}
-
-
-def tried(call):
-    """What a call gives, or the facts of its exception, and the seconds it took."""
-    began = time.monotonic()
-    try:
-        result = call()
-    except openai.OpenAIError as error:
-        result = failed(error)
-    return result | {"seconds": time.monotonic() - began}
 
 
 def chat(model="tiny", api=client, **fields):
@@ -329,9 +302,4 @@ def never_answered():
     return tried(lambda: chat("never"))
 
 
-for name in CHOSEN or SCENARIOS:
-    try:
-        result = SCENARIOS[name]()
-    except Exception as error:  # noqa: BLE001 - a scenario that breaks is a result too
-        result = {"broke": f"{type(error).__name__}: {error}"}
-    print(json.dumps({"scenario": name, "result": result}, default=str), flush=True)
+run()
