@@ -111,6 +111,11 @@ def test_a_node_holds_as_many_chats_as_the_formula_says():
     assert bounds.chat_rate(PLAIN, slo, chat) == pytest.approx((1 - 0.01 / 0.02) / 0.1)
 
 
+def test_a_node_holds_no_more_chats_than_it_has_sequences():
+    chat = bounds.Shape(prompt=0.001, prompt2=0.0, output=1000.0)
+    assert bounds.chat_rate(PLAIN, Slo(ttft=1.0, tpot=0.02), chat) == pytest.approx(4 / (1000 * 0.01), rel=1e-3)
+
+
 def test_batch_gets_what_chat_leaves_of_the_fleet():
     assert bounds.fluid([0.0, 2.0, 99.0], [2.0, 2.0], [100.0, 100.0]) == pytest.approx((200 + 100 + 0) / 3)
 

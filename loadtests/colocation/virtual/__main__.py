@@ -68,7 +68,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--workload", choices=list(traces.WORKLOADS), default=None, help="default: W2, or sample")
     parser.add_argument("--fleet", choices=list(FLEETS), default="F4")
     parser.add_argument("--load", type=float, default=0.6, help="peak of chat as a share of what the fleet holds: 0.6")
-    parser.add_argument("--slo", type=int, choices=(0, 1), default=0, help="1: the looser objective")
+    parser.add_argument("--slo", type=int, choices=(0, 1, 2), default=0, help="1: looser; 2: for long prompts")
     parser.add_argument("--minutes", type=float, default=None, help="play only the first minutes of the trace")
     parser.add_argument("--prefill", type=float, default=1.0, help="cost of a prompt token times this (0.7, 1.3)")
     return parser

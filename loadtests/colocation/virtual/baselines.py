@@ -26,6 +26,7 @@ class Alone:
         """The play begins."""
         self.world = world
         self.inflight = [0] * len(world.engines)
+        self.costs = [engine.profile.a + 1000 * engine.profile.b for engine in world.engines]
 
     def chat(self, ask: Ask) -> None:
         """Send it to the emptiest node."""
@@ -44,10 +45,10 @@ class Alone:
         return seq
 
     def emptiest(self, nodes: Iterable[int], ask: Ask) -> int:
-        """The node with the fewest calls in flight, of those whose context holds the ask."""
+        """The node with the fewest calls in flight for its speed, of those whose context holds the ask."""
         engines, size = self.world.engines, ask.prompt + ask.output
         holding = [node for node in nodes if size <= engines[node].profile.holds] or self.everywhere
-        return min(holding, key=lambda node: self.inflight[node])
+        return min(holding, key=lambda node: (self.inflight[node] + 1) * self.costs[node])
 
     def spoke(self, seq: Seq, now: float) -> None:
         """The first token of a try is here."""

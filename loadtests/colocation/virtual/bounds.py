@@ -32,13 +32,22 @@ def shape(lengths: Sequence[tuple[int, int]]) -> Shape:
 
 
 def chat_rate(profile: Profile, slo: Slo, chat: Shape) -> float:
-    """x*: the most chats a second that a node holds: (1 - x w) / (a + c B + d K) >= 1 / tpot."""
+    """x*: the most chats a second that a node holds, each token within the objective, in its sequences and its KV.
+
+    x chats a second leave 1 - x w of the time for decoding (w: reading an average prompt). B sequences decode at once,
+    each token takes t = (a + c B + d K) / (1 - x w), and B = x o t (o: tokens of an average answer). Where neither
+    sequences nor KV bind, the largest x is that of (1 - x w) / (a + c B + d K) >= 1 / tpot.
+    """
     work = profile.b * chat.prompt + profile.e * chat.prompt2 / 2
+    tokens = chat.prompt + chat.output / 2
+    most = min(profile.seqs, profile.kv_tokens / tokens)
 
     def holds(rate: float) -> bool:
-        sequences = rate * chat.output * slo.tpot
-        step = profile.a + profile.c * sequences + profile.d * sequences * (chat.prompt + chat.output / 2)
-        return (1 - rate * work) / step >= 1 / slo.tpot
+        left = 1 - rate * work - rate * chat.output * (profile.c + profile.d * tokens)
+        if left <= 0:
+            return False
+        sequences = rate * chat.output * profile.a / left
+        return sequences <= most and sequences <= rate * chat.output * slo.tpot
 
     low, high = 0.0, 1 / work if work else 1e6
     for _ in range(60):

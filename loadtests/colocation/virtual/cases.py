@@ -127,7 +127,7 @@ POLICIES: dict[str, Kind] = {
     ),
     "ebbtide": Kind(
         make=lambda value, case: Product(value or None),
-        knob="ttft_p95_ms (0: auto)",
+        knob="ttft_p95_ms",
         values=_same(0, 100, 200, 400, 700, 1000, 2000),
     ),
 }

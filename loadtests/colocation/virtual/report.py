@@ -81,6 +81,7 @@ def _row(line: Line, bound: float) -> str:
     low, high = (100 * share for share in spread(line.scores, "attained"))
     least, most = spread(line.scores, "good")
     knob = f"{line.knob} {line.value:g}" if line.knob and line.value is not None else ""
+    knob = f"{line.knob} auto" if line.policy == "ebbtide" and not line.value else knob
     cells = (
         line.policy,
         knob,
