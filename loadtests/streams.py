@@ -222,7 +222,7 @@ def open_port():
 
 
 def until_ready(router: subprocess.Popen[bytes], port: int, log: Path) -> None:
-    ends = time.monotonic() + 30
+    ends = time.monotonic() + 90
     while time.monotonic() < ends and router.poll() is None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz", timeout=2):

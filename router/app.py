@@ -5,11 +5,7 @@ One process, one event loop. Every task belongs to one TaskGroup that ends with 
 
 import asyncio
 import contextlib
-import gc
-import resource
-import signal
 import socket
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,12 +13,13 @@ from contextlib import asynccontextmanager, contextmanager
 
 import structlog
 import uvicorn
-import uvloop
 from starlette.routing import BaseRoute
 
-from router import assembly, logs
+from router import assembly
+from router.api.auth import Keyring
 from router.api.front import Front
 from router.api.house import House
+from router.api.owners import Owners
 from router.api.protocol import FrontProtocol
 from router.batching import Batching, Corridor
 from router.core.budget import Permit
@@ -32,25 +29,26 @@ from router.core.node import Node, State
 from router.dispatch.admission import Admission
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.ledger import Ledger
+from router.dispatch.leg import Way
 from router.dispatch.spending import Spending
 from router.dispatch.trip import RELAY
 from router.errors import SettingsError
+from router.fleet.discovery import Resolve, resolved
 from router.fleet.fleet import Fleet
 from router.fleet.probe import Probe
 from router.metrics import Metrics
-from router.settings import Settings
+from router.roster import Roster
+from router.settings import Change, Settings, changes
 from router.tokens import Tokens
 from router.upstream.client import Client
 from router.upstream.pool import Pool
+from router.upstream.target import Target
 
 FIRST_LOOK_S = 5.0
 """Longest wait at start for nodes to tell what they are; the rest are looked at later."""
-FILES = 65_536
-"""Open files the router asks the system for: enough for 30,000 streams."""
+CONNECTIONS = 8192
+"""Most connections for looks: some eight to each of a thousand nodes."""
 LAG_EVERY_S = 0.5
-GC_THRESHOLDS = (20_000, 20, 50)
-"""Objects between collections. At CPython's 700 the collector took 16 % of a loaded router's time and found nothing:
-what a call leaves behind is freed by its reference counts."""
 LAST_WORDS_S = 2.0
 """Time for streams that were cut at the end of the drain to say so to their callers."""
 
@@ -58,21 +56,27 @@ log = structlog.get_logger()
 
 
 class App:
-    """Every object of a running router. `port` is where it listens once it does."""
+    """Every object of a running router. `port` is where it listens once it does.
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
+    `settings` are those in force, but for what takes a restart: that is as `started` has it. `resolve` looks up names.
+    """
+
+    def __init__(self, settings: Settings, resolve: Resolve = resolved) -> None:
+        self.started = self.settings = settings
+        self._resolve = resolve
         self.batching: Batching | None = None
         self.port = 0
         self.draining = False
         self.clock = time.monotonic
-        self.metrics = Metrics(entry.name for entry in settings.nodes)
+        self.metrics = Metrics()
+        self.metrics.reloaded(time.time())
         self.reader = ThreadPoolExecutor(1, thread_name_prefix="read")
         self.tokens = Tokens.load()
         self.metrics.tokenizer(exact=self.tokens.exact)
         self.estimates = Estimates()
-        self.nodes = [assembly.node(entry, settings.pools.batch.reserve) for entry in settings.nodes]
-        targets = {entry.name: assembly.target(entry.url, entry.api_key) for entry in settings.nodes}
+        self.keyring = Keyring(assembly.callers(settings))
+        self.owners = Owners()
+        self.nodes: list[Node] = []
         self.admission = Admission(
             self.nodes,
             assembly.limits(settings),
@@ -83,23 +87,36 @@ class App:
         )
         self.spending = Spending(assembly.spend(settings))
         self.metrics.also(self.spending.families)
-        self.ways, self.relay = assembly.ways(settings, targets), assembly.relay(settings)
-        self.dispatcher = Dispatcher(
-            self.admission,
-            self.ways,
-            self.relay,
-            assembly.patience(settings),
-            Ledger(self.clock, self.metrics, self.estimates, self.spending),
-        )
-        self.client = Client(connections=64 + 8 * len(self.nodes))
+        ways: dict[Node, Way] = {}
+        targets: dict[str, Target] = {}
+        ledger = Ledger(self.clock, self.metrics, self.estimates, self.spending)
+        patience = assembly.patience(settings)
+        self.dispatcher = Dispatcher(self.admission, ways, assembly.relay(settings), patience, ledger)
+        self._old_relays: list[Pool] = []
+        self.client = Client(connections=CONNECTIONS)
+        self.probe = Probe(self.client, targets, timeout_s=settings.probe.timeout_s)
         self.fleet = Fleet(
             self.nodes,
-            Probe(self.client, targets, timeout_s=settings.probe.timeout_s),
+            self.probe,
             every_s=settings.probe.every_s,
             clock=self.clock,
             changed=self.admission.changed,
         )
-        self.metrics.watch(lambda: (assembly.view(node) for node in self.nodes), self.admission.reasons)
+        self.roster = Roster(
+            settings=settings,
+            fleet=self.fleet,
+            ways=ways,
+            targets=targets,
+            metrics=self.metrics,
+            forget=self.owners.forget,
+        )
+        self.roster.start()
+        self.roster.discovery.use(assembly.sources(settings, resolve))
+        self.metrics.watch(
+            lambda: (assembly.view(node) for node in self.nodes),
+            self.admission.reasons,
+            lambda: self.roster.discovery.told,
+        )
 
     async def open(self) -> None:
         """Open the store, if batches are offered, and the door."""
@@ -112,22 +129,71 @@ class App:
                 estimates=self.estimates,
                 spending=self.spending,
                 metrics=self.metrics,
+                keyring=self.keyring,
             )
             self.batching = await Batching.open(self.settings, corridor)
             routes = self.batching.routes()
-        self.front = Front(self._house(), routes)
+        self.house = self._house()
+        self.front = Front(self.house, routes)
 
     @property
     def pools(self) -> Mapping[str, Pool]:
         """Connection pools by node name; the relay's is named `relay`."""
-        pools = {name: way.pool for name, way in self.ways.items()}
-        return pools if self.relay is None else {**pools, RELAY: self.relay.pool}
+        pools = self.roster.pools()
+        pools |= {f"{RELAY} (leaving, {index})": pool for index, pool in enumerate(self._old_relays)}
+        relay = self.dispatcher.relay
+        return pools if relay is None else {**pools, RELAY: relay.pool}
 
     def ready(self) -> bool:
         """Whether a call could be served now."""
         if self.draining:
             return False
-        return self.relay is not None or any(node.state in (State.READY, State.PROBATION) for node in self.nodes)
+        return self.dispatcher.relay is not None or any(
+            node.state in (State.READY, State.PROBATION) for node in self.nodes
+        )
+
+    async def look_first(self) -> None:
+        """Hear once from every source of nodes and look once at every node, within a bound."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.fleet.first_look(FIRST_LOOK_S))
+            group.create_task(self.roster.discovery.first(FIRST_LOOK_S))
+        await self.roster.settle()
+
+    async def reload(self, settings: Settings) -> list[Change]:
+        """Take in changed settings; what was different. Calls that came before go on as they were let in.
+
+        Raises SettingsError, and then nothing has changed. What takes a restart is left as it is.
+        """
+        if self.started.server.public and not (settings.keys or self.started.server.allow_public_without_keys):
+            raise SettingsError("keys: others can reach the address this router listens on; it needs keys")
+        restart = [change for change in changes(self.started, settings) if not change.live]
+        live = [change for change in changes(self.settings, settings) if change.live]
+        self.roster.take(settings)
+        relay = self._changed_relay(settings)
+        self.settings = settings
+        self.keyring.become(assembly.callers(settings))
+        self.dispatcher.relay, self.dispatcher.patience = relay, assembly.patience(settings)
+        self.house.terms, self.house.relay_models = assembly.terms(settings), _relay_models(settings)
+        for workload, limits in assembly.limits(settings).items():
+            self.admission._queues[workload].limits = limits
+        self.fleet.every_s, self.probe.timeout_s = settings.probe.every_s, settings.probe.timeout_s
+        if self.batching is not None:
+            self.batching.take(settings)
+        if any(change.key.startswith("discovery.") for change in live):
+            self.roster.discovery.use(assembly.sources(settings, self._resolve))
+        await self.roster.settle()
+        return live + restart
+
+    def _changed_relay(self, settings: Settings) -> Way | None:
+        """The relay as it is to be; connections to a place that is no longer it are given up as they fall idle."""
+        before = self.dispatcher.relay
+        after = assembly.relay(settings, before)
+        if after is not None:
+            after.pool.bounds = assembly.bounds(settings)
+        if before is not None and (after is None or after.pool is not before.pool):
+            before.pool.retire()
+            self._old_relays = [pool for pool in (*self._old_relays, before.pool) if pool.open]
+        return after
 
     async def begin_drain(self) -> None:
         """Take no new calls; people's that run go on, lines of batches are put back."""
@@ -152,7 +218,7 @@ class App:
     def _noticed(self, workload: Workload, calls: int, size: int) -> None:
         self.metrics.waiting(workload, calls, size)
         if workload is Workload.BATCH and self.batching is not None:
-            asyncio.get_running_loop().call_soon(self.batching.runner.feed)
+            self.batching.runner.feed_soon()
 
     def _taken_back(self, node: Node, permit: Permit, wasted: float) -> None:
         mode = self.admission.policy.mode
@@ -167,11 +233,13 @@ class App:
             tokens=self.tokens,
             estimates=self.estimates,
             metrics=self.metrics,
-            keyring=assembly.keyring(settings),
+            keyring=self.keyring,
             terms=assembly.terms(settings),
-            relay_models=tuple(settings.relay.models) if settings.relay is not None else (),
+            relay_models=_relay_models(settings),
             ready=self.ready,
             reader=self.reader,
+            stale=self.roster.discovery.stale,
+            owners=self.owners,
         )
 
 
@@ -193,18 +261,19 @@ class Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def running(settings: Settings) -> AsyncIterator[App]:
+async def running(settings: Settings, resolve: Resolve = resolved) -> AsyncIterator[App]:
     """A router that listens, for the length of the block. Leaving the block ends what still runs."""
-    app = App(settings)
+    app = App(settings, resolve)
     listener = _listen(settings)
     app.port = listener.getsockname()[1]
     try:
         await app.open()
         server = Server(_uvicorn(app))
-        await app.fleet.first_look(FIRST_LOOK_S)
         async with asyncio.TaskGroup() as group:
+            watching = [group.create_task(app.roster.run(), name="roster")]
+            await app.look_first()
             serving = group.create_task(server.serve(sockets=[listener]), name="serve")
-            watching = [
+            watching += [
                 group.create_task(app.fleet.watch(), name="watch"),
                 group.create_task(_measure_lag(app.metrics.loop_lag), name="lag"),
             ]
@@ -230,24 +299,6 @@ async def running(settings: Settings) -> AsyncIterator[App]:
         await app.close()
 
 
-def serve(settings: Settings) -> int:
-    """Serve until told to stop; the exit status."""
-    logs.configure(level=settings.log.level, form=settings.log.format, calls=settings.log.calls)
-    gc.set_threshold(*GC_THRESHOLDS)
-    _allow_files()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_serve(settings))
-
-
-def _allow_files() -> None:
-    """A stream takes two files, and the soft limit most shells set is 1,024; the hard one is what the system means."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = FILES if hard == resource.RLIM_INFINITY else min(FILES, hard)
-    if soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 async def look(settings: Settings) -> list[assembly.NodeReport]:
     """One look at every node, for `ebbtide check`."""
     app = App(settings)
@@ -258,39 +309,8 @@ async def look(settings: Settings) -> list[assembly.NodeReport]:
     return [assembly.report(entry, node, app.fleet) for entry, node in zip(settings.nodes, app.nodes, strict=True)]
 
 
-async def _serve(settings: Settings) -> int:
-    """First SIGTERM or SIGINT: finish what runs, within the drain's bound. Second: now."""
-    told = asyncio.Queue[int]()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, told.put_nowait, number)
-    async with running(settings) as app:
-        gc.collect()
-        gc.freeze()
-        _greet(app)
-        await told.get()
-        await app.begin_drain()
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(settings.server.drain_s):
-                await _drained(app, told)
-    return 0
-
-
-async def _drained(app: App, told: asyncio.Queue[int]) -> None:
-    """Wait until no call is open, or a second signal."""
-    second = asyncio.ensure_future(told.get())
-    try:
-        while app.dispatcher.trips and not second.done():
-            await asyncio.wait([second], timeout=0.1)
-    finally:
-        second.cancel()
-
-
-def _greet(app: App) -> None:
-    server = app.settings.server
-    host = f"[{server.host}]" if ":" in server.host else server.host
-    sys.stderr.write(f"ebbtide: listening on http://{host}:{app.port}\n")
-    sys.stderr.flush()
+def _relay_models(settings: Settings) -> tuple[str, ...]:
+    return tuple(settings.relay.models) if settings.relay is not None else ()
 
 
 async def _measure_lag(observe: Callable[[float], None]) -> None:

@@ -5,11 +5,13 @@ Rules: a function makes one part and keeps nothing; only here are settings trans
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 import msgspec
 from pydantic import SecretStr
 
-from router.api.auth import Caller, Keyring
+from router.api.auth import Caller
 from router.api.terms import Terms
 from router.core.call import Workload
 from router.core.node import Node, Spec, State
@@ -20,15 +22,16 @@ from router.dispatch.admission import Limits
 from router.dispatch.dispatcher import Patience
 from router.dispatch.leg import Way
 from router.dispatch.trip import RELAY
+from router.fleet.discovery import Addresses, File, Listed, Resolve, Source
 from router.fleet.fleet import Fleet
 from router.jobs.receivers import Receivers, secret_bytes
-from router.settings import NodeEntry, Settings
+from router.settings import DnsEntry, NodeEntry, Settings, load_nodes
 from router.upstream.pool import Bounds, Pool
 from router.upstream.target import Target
 
 
-def node(entry: NodeEntry, reserve: float) -> Node:
-    """A node nobody has looked at yet. `reserve` is the share of its room that batch never holds, if it serves both."""
+def listed(entry: NodeEntry) -> Listed:
+    """A node as it is told of."""
     spec = Spec(
         name=entry.name,
         url=entry.url,
@@ -39,7 +42,46 @@ def node(entry: NodeEntry, reserve: float) -> Node:
         sequences=entry.max_sequences,
         tokens=entry.kv_tokens,
     )
-    return Node(spec, reserve=reserve if Workload.INTERACTIVE in entry.pools else 0.0)
+    return Listed(spec, target(entry.url, entry.api_key))
+
+
+def reserve(settings: Settings, spec: Spec) -> float:
+    """The share of a node's room that batch never holds, if it serves both."""
+    return settings.pools.batch.reserve if Workload.INTERACTIVE in spec.pools else 0.0
+
+
+def sources(settings: Settings, resolve: Resolve) -> list[Source]:
+    """Who tells of nodes beside the settings. `resolve` looks names up."""
+    said = settings.discovery
+    found: list[Source] = []
+    if said.file is not None:
+        found.append(File(Path(said.file), _read_nodes, every_s=said.file_every_s))
+    for entry in said.dns:
+        found.append(
+            Addresses(
+                host=entry.name,
+                port=entry.port,
+                listed=partial(_at_address, entry),
+                family=entry.family,
+                resolve=resolve,
+                every_s=said.dns_every_s,
+                timeout_s=said.dns_timeout_s,
+            )
+        )
+    return found
+
+
+def _read_nodes(path: Path) -> list[Listed]:
+    return [listed(entry) for entry in load_nodes(path)]
+
+
+def _at_address(entry: DnsEntry, address: str) -> Listed:
+    """A node of a name, at one of its addresses. A node's name has at most 64 characters; an address has up to 39."""
+    host = f"[{address}]" if ":" in address else address
+    label = entry.name.partition(".")[0].replace("_", "-").strip("-")[:18] or "dns"
+    name = f"{label}-{address.replace(':', '-')}-{entry.port}"
+    said = {key: getattr(entry, key) for key in DnsEntry.model_fields if key in NodeEntry.model_fields}
+    return listed(NodeEntry.model_validate({**said, "name": name, "url": f"http://{host}:{entry.port}"}))
 
 
 def target(url: str, api_key: SecretStr | None) -> Target:
@@ -76,15 +118,25 @@ def patience(settings: Settings) -> Patience:
     )
 
 
-def ways(settings: Settings, targets: Mapping[str, Target]) -> dict[str, Way]:
-    """The ways to all nodes, by name."""
-    return {entry.name: _way(settings, entry.name, targets[entry.name], entry.models) for entry in settings.nodes}
+def bounds(settings: Settings) -> Bounds:
+    """The bounds of one connection."""
+    upstream = settings.upstream
+    return Bounds(connect_s=upstream.connect_s, first_byte_s=upstream.first_byte_s, idle_s=upstream.idle_s)
 
 
-def relay(settings: Settings) -> Way | None:
-    """The way out of the house, if there is one."""
+def way(name: str, to: Target, models: Mapping[str, str], pool: Pool) -> Way:
+    """A way there over connections of that pool."""
+    return Way(name=name, target=to, pool=pool, starts=request.starts(to), models=models)
+
+
+def relay(settings: Settings, before: Way | None = None) -> Way | None:
+    """The way out of the house, if there is one. One to the same place as `before` goes on with its connections."""
     entry = settings.relay
-    return None if entry is None else _way(settings, RELAY, target(entry.url, entry.api_key), entry.models)
+    if entry is None:
+        return None
+    to = target(entry.url, entry.api_key)
+    kept = before is not None and before.target.place == to.place
+    return way(RELAY, to, entry.models, before.pool if before is not None and kept else Pool(to, bounds(settings)))
 
 
 def spend(settings: Settings) -> Spend | None:
@@ -98,11 +150,9 @@ def spend(settings: Settings) -> Spend | None:
     return Spend(prices, entry.usd_a_day, settings.batches.relay.spend_share)
 
 
-def keyring(settings: Settings) -> Keyring:
-    """Who may call."""
-    return Keyring(
-        (key.digest, Caller(name=key.name, workload=key.workload, fallback=key.fallback)) for key in settings.keys
-    )
+def callers(settings: Settings) -> list[tuple[bytes, Caller]]:
+    """Who may call, by the digest of the key."""
+    return [(key.digest, Caller(name=key.name, workload=key.workload, fallback=key.fallback)) for key in settings.keys]
 
 
 def receivers(settings: Settings) -> Receivers:
@@ -187,9 +237,3 @@ def report(entry: NodeEntry, node: Node, fleet: Fleet) -> NodeReport:
         pools=sorted(node.spec.pools),
         problem=problem,
     )
-
-
-def _way(settings: Settings, name: str, target: Target, models: Mapping[str, str]) -> Way:
-    upstream = settings.upstream
-    bounds = Bounds(connect_s=upstream.connect_s, first_byte_s=upstream.first_byte_s, idle_s=upstream.idle_s)
-    return Way(name=name, target=target, pool=Pool(target, bounds), starts=request.starts(target), models=models)

@@ -15,6 +15,7 @@ from typing import Self
 from starlette.routing import BaseRoute
 
 from router import assembly
+from router.api.auth import Keyring
 from router.api.batches import Batches
 from router.api.desk import Bounds, Desk, Quota
 from router.api.files import Files
@@ -29,6 +30,7 @@ from router.jobs.accounts import Accounts
 from router.jobs.calls import Calls
 from router.jobs.checks import Rules
 from router.jobs.gauges import Gauges
+from router.jobs.hurry import Hurry
 from router.jobs.intake import Allowance, Intake
 from router.jobs.outlet import Outlet
 from router.jobs.reasons import Reasons
@@ -46,8 +48,9 @@ from router.upstream.reach import Reach
 
 @dataclass(frozen=True, kw_only=True)
 class Corridor:
-    """What lines of batches share with people's calls."""
+    """What lines of batches share with people's calls, and their senders with people."""
 
+    keyring: Keyring
     dispatcher: Dispatcher
     fleet: Fleet
     tokens: Tokens
@@ -63,27 +66,29 @@ class Batching:
         batches = settings.batches
         self.store = store
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="lines")
-        quotas = {key.name: key.quota for key in settings.keys if key.quota is not None}
+        self._quotas = _quotas(settings)
         admission, fleet = corridor.dispatcher.admission, corridor.fleet
+        self._calls = Calls(
+            fleet,
+            corridor.tokens,
+            corridor.estimates,
+            self._reader,
+            long_prompt_tokens=settings.classify.long_prompt_tokens,
+        )
         self.runner = Runner(
             store=store,
             dispatcher=corridor.dispatcher,
             fleet=fleet,
-            calls=Calls(
-                fleet,
-                corridor.tokens,
-                corridor.estimates,
-                self._reader,
-                long_prompt_tokens=settings.classify.long_prompt_tokens,
-            ),
+            calls=self._calls,
             terms=Terms(lease_s=batches.lease_s, retries=batches.retries),
         )
         self._outlet = _outlet(settings, corridor, self.runner)
+        self._hurry = Hurry(store=store, runner=self.runner)
         spend = corridor.spending.spend
         self._accounts = None if spend is None else Accounts(store=store, spend=spend)
         self._reasons = Reasons(runner=self.runner, fleet=fleet, admission=admission)
-        known = Known(settings, fleet)
-        self._gauges = Gauges(store, self.runner, known.served)
+        self._known = Known(settings, fleet)
+        self._gauges = Gauges(store, self.runner, self._known.served)
         corridor.metrics.also(self._gauges.families)
         self._upkeep = Upkeep(
             store=store,
@@ -92,9 +97,9 @@ class Batching:
             every_s=batches.sweep_s,
             keep_s=batches.keep_s,
         )
-        rules = Rules(models=known.model, several_models=batches.several_models, lines=batches.max_lines)
+        rules = Rules(models=self._known.model, several_models=batches.several_models, lines=batches.max_lines)
         self._intake = Intake(
-            store=store, rules=rules, reader=self._reader, allowance=lambda caller: _allowance(quotas.get(caller))
+            store=store, rules=rules, reader=self._reader, allowance=lambda caller: _allowance(self._quotas.get(caller))
         )
         self._hooks = Hooks()
         self._webhooks = Webhooks(
@@ -108,11 +113,11 @@ class Batching:
         )
         self._desk = Desk(
             store=store,
-            keyring=assembly.keyring(settings),
+            keyring=corridor.keyring,
             terms=assembly.terms(settings),
             clock=time.time,
             bounds=_bounds(settings),
-            quota=lambda caller: _quota(quotas.get(caller)),
+            quota=lambda caller: _quota(self._quotas.get(caller)),
             webhook=self._webhooks.receivers.asked,
             waits=self._reasons.of,
         )
@@ -132,6 +137,13 @@ class Batching:
                 await batching._accounts.balance()
         return batching
 
+    def take(self, settings: Settings) -> None:
+        """Take in what of changed settings takes effect without a restart."""
+        self._quotas = _quotas(settings)
+        self._calls.long_prompt_tokens = settings.classify.long_prompt_tokens
+        self._desk.terms = assembly.terms(settings)
+        self._known.take(settings)
+
     def routes(self) -> list[BaseRoute]:
         """Files, uploads and batches, without version."""
         return [route for room in (Files, Uploads, Batches) for route in room(self._desk).routes()]
@@ -143,6 +155,7 @@ class Batching:
             loops.create_task(always(self._upkeep.run), name="jobs upkeep")
             loops.create_task(always(self._intake.run), name="jobs intake")
             loops.create_task(always(self._gauges.run), name="jobs gauges")
+            loops.create_task(always(self._hurry.run), name="jobs hurry")
             if self._outlet is not None:
                 loops.create_task(always(self._outlet.run), name="jobs outlet")
             if self._accounts is not None:
@@ -169,9 +182,13 @@ class Known:
     """Which models a line may ask for: those nodes told of, down or not, and those the operator names."""
 
     def __init__(self, settings: Settings, fleet: Fleet) -> None:
+        self._fleet = fleet
+        self.take(settings)
+
+    def take(self, settings: Settings) -> None:
+        """What the operator names from now on."""
         relay = settings.relay.models if settings.relay is not None and settings.batches.relay.enabled else ()
         self._named = frozenset(relay) | {model for entry in settings.nodes for model in entry.models}
-        self._fleet = fleet
 
     def served(self, name: str) -> bool:
         """Whether somebody serves it."""
@@ -199,6 +216,10 @@ def _outlet(settings: Settings, corridor: Corridor, runner: Runner) -> Outlet | 
         kept_in=frozenset(key.name for key in settings.keys if not key.fallback),
         calls=allowed.calls,
     )
+
+
+def _quotas(settings: Settings) -> dict[str, QuotaEntry]:
+    return {key.name: key.quota for key in settings.keys if key.quota is not None}
 
 
 def _bounds(settings: Settings) -> Bounds:

@@ -8,6 +8,7 @@ settings, 2 a usage error, 130 an interrupt.
 import argparse
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -103,9 +104,11 @@ def parser() -> argparse.ArgumentParser:
 
 def serve(arguments: Arguments) -> int:
     """Serve until told to stop."""
-    from router.app import serve as serve_app
+    # Held back until somebody listens: before that it would end the process, and a change would be missed.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    from router.process import serve as serve_process
 
-    return serve_app(_settings(arguments))
+    return serve_process(_settings(arguments), lambda: _settings(arguments))
 
 
 def check(arguments: Arguments) -> int:

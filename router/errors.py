@@ -21,6 +21,7 @@
     +-- ProbeFailed                   one look at a node failed, or one word to a webhook
     |   +-- HookUnreached             no connection; nothing was sent
     +-- HookRefused                   a webhook's URL or address may not be told
+    +-- DiscoveryFailed               a source of nodes could not tell which there are
     +-- StoreError                    the database did not do what was asked; nothing was half written
         +-- StoreLost                 no connection, or locked too long; ask again
         +-- StoreFull                 no space
@@ -289,6 +290,10 @@ class HookUnreached(ProbeFailed):
 
 class HookRefused(EbbtideError):
     """A webhook's URL or address may not be told anything. The message begins small and names no path or query."""
+
+
+class DiscoveryFailed(EbbtideError):
+    """A source of nodes could not tell which there are. The message says why, without secrets."""
 
 
 class StoreError(EbbtideError):

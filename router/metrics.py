@@ -9,7 +9,7 @@ What nodes are doing is read at scrape time from whoever knows it, not copied he
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from importlib.metadata import version
 from itertools import accumulate
 from typing import Protocol, TypedDict, Unpack
@@ -66,6 +66,17 @@ class NodeView(Protocol):
     def room(self) -> Mapping[str, int]: ...
 
 
+class SourceView(Protocol):
+    """One source of nodes as a scrape sees it: how many it told of, when (unix seconds, 0 for never), what is wrong."""
+
+    @property
+    def nodes(self) -> Sized: ...
+    @property
+    def at(self) -> float: ...
+    @property
+    def trouble(self) -> str | None: ...
+
+
 class Family:
     """One metric: its name (without prefix), what it means, its labels, and a number for each set of label values."""
 
@@ -84,6 +95,12 @@ class Family:
         except KeyError:
             labels = _bounded(labels, self.values)
             self.values[labels] = self.values.get(labels, 0) + amount
+
+    def forget(self, label: str, value: str) -> None:
+        """Drop all series in which that label has that value."""
+        if label in self.labels:
+            at = self.labels.index(label)
+            self.values = {labels: number for labels, number in self.values.items() if labels[at] != value}
 
     def collect(self) -> Metric:
         """The metric as it stands."""
@@ -136,6 +153,11 @@ class Spread(Family):
         counts[bisect_left(self.bounds, value)] += 1
         self.values[labels] += value
 
+    def forget(self, label: str, value: str) -> None:
+        """Drop all series in which that label has that value."""
+        super().forget(label, value)
+        self.counts = {labels: counts for labels, counts in self.counts.items() if labels in self.values}
+
     def collect(self) -> Metric:
         """The metric as it stands."""
         family = HistogramMetricFamily(self.name, self.text, labels=self.labels)
@@ -153,6 +175,7 @@ class Metrics(Collector):
         self._nodes = {name: name for name in (*nodes, RELAY)}
         self._look: Callable[[], Iterable[NodeView]] = tuple
         self._look_at_waits: Callable[[], Mapping[Labels, int]] = dict
+        self._sources: Callable[[], Mapping[str, SourceView]] = dict
         self._more: list[Callable[[], Iterable[Family]]] = []
         self._calls = Family("calls", "Calls that ended.", "endpoint", "workload", "outcome")
         self._classified = Family("classified", "Calls by what told their workload.", "workload", "reason")
@@ -180,6 +203,10 @@ class Metrics(Collector):
         self._truncated = Family("truncated", "Answers that broke off before their end.", "node")
         self._oversized = Family("oversized_events", "Stream events over the size limit.")
         self._exact = Level("tokenizer_exact", "1 if tokens are counted, 0 if they are estimated from bytes.")
+        self._reload = Level("config_last_reload_successful", "1 if the settings were read at the last try, else 0.")
+        self._reloaded = Level(
+            "config_last_reload_success_timestamp_seconds", "When settings that are in force were read, unix time."
+        )
         self._lag = Spread("event_loop_lag_seconds", "How late the event loop ran a timer.", LAG_S)
         self.streams = Level("open_streams", "Streams open to clients.")
         self._webhook_attempts = Family("webhook_attempts", "Attempts to deliver a webhook event.", "outcome")
@@ -195,7 +222,8 @@ class Metrics(Collector):
     def families(self) -> list[Family]:
         """Every metric, empty ones too; those of nodes, and those that other rooms know, are filled now."""
         own = (value for value in vars(self).values() if isinstance(value, Family))
-        return [*own, *self._node_levels(), *(family for more in self._more for family in more())]
+        more = (family for more in self._more for family in more())
+        return [*own, *self._node_levels(), *self._source_levels(), *more]
 
     def collect(self) -> Iterator[Metric]:
         """What prometheus_client asks for at a scrape."""
@@ -206,12 +234,28 @@ class Metrics(Collector):
         yield InfoMetricFamily(f"{PREFIX}build", "What is running.", value=build)
 
     def know(self, nodes: Iterable[str]) -> None:
-        """Take in the node names of changed settings. Names that went stay known, as their counts do."""
+        """Take in the names of nodes that came."""
         self._nodes.update({name: name for name in nodes})
 
-    def watch(self, look: Callable[[], Iterable[NodeView]], waits: Callable[[], Mapping[Labels, int]] = dict) -> None:
-        """Ask `look` how the nodes are at every scrape, and `waits` how many calls wait by workload and reason."""
-        self._look, self._look_at_waits = look, waits
+    def forget(self, node: str) -> None:
+        """A node is gone, and its series with it. What is still told of it is counted as `other`."""
+        self._nodes.pop(node, None)
+        for family in vars(self).values():
+            if isinstance(family, Family):
+                family.forget("node", node)
+
+    def watch(
+        self,
+        look: Callable[[], Iterable[NodeView]],
+        waits: Callable[[], Mapping[Labels, int]] = dict,
+        sources: Callable[[], Mapping[str, SourceView]] = dict,
+    ) -> None:
+        """Say who is asked at every scrape.
+
+        `look` how the nodes are, `waits` how many calls wait by workload and reason, `sources` how those are who tell
+        of nodes.
+        """
+        self._look, self._look_at_waits, self._sources = look, waits, sources
 
     def also(self, more: Callable[[], Iterable[Family]]) -> None:
         """Show these too; asked at every scrape."""
@@ -276,6 +320,12 @@ class Metrics(Collector):
         """Whether tokens are counted or estimated."""
         self._exact.set(exact)
 
+    def reloaded(self, at: float | None) -> None:
+        """Settings were read, at unix time `at`; None if they could not be used and nothing changed."""
+        self._reload.set(at is not None)
+        if at is not None:
+            self._reloaded.set(at)
+
     def loop_lag(self, seconds: float) -> None:
         """The event loop ran a timer so late."""
         self._lag.see(seconds)
@@ -310,6 +360,16 @@ class Metrics(Collector):
         for labels, calls in self._look_at_waits().items():
             waits.set(calls, labels)
         return up, state, running, room, waits
+
+    def _source_levels(self) -> tuple[Level, ...]:
+        works = Level("discovery_up", "Whether a source of nodes could be read at the last try, 1 or 0.", "source")
+        nodes = Level("discovery_nodes", "Nodes in the last list of a source.", "source")
+        at = Level("discovery_success_timestamp_seconds", "When a source last told its list, unix time.", "source")
+        for name, view in self._sources().items():
+            works.set(view.trouble is None and view.at > 0, (name,))
+            nodes.set(len(view.nodes), (name,))
+            at.set(view.at, (name,))
+        return works, nodes, at
 
 
 def _bounded(labels: Labels, known: Mapping[Labels, object]) -> Labels:

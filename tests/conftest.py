@@ -29,15 +29,21 @@ class Rig:
         """A fake relay: plain OpenAI, with a key."""
         return await self.node("relay-service", dialect="openai", requires_key=key, **options)
 
-    async def router(self, *nodes: FakeNode | dict[str, Any], ready: bool = True, **settings: Any) -> App:
-        """The router in front of these nodes (all that are not relays, when none is named)."""
+    async def router(
+        self, *nodes: FakeNode | dict[str, Any], ready: bool = True, resolve: Any = None, **settings: Any
+    ) -> App:
+        """The router in front of these nodes (all that are not relays, when none is named, nor `nodes` said).
+
+        `resolve` looks up names in place of the system.
+        """
         chosen = nodes or [node for node in self.nodes if node.name != "relay-service"]
         entries = [node if isinstance(node, dict) else entry(node) for node in chosen]
         relay = settings.pop("relay", None)
         if isinstance(relay, FakeNode):
             relay = relay_entry(relay, api_key=relay.requires_key)
-        whole = {**settings, "nodes": entries} | ({"relay": relay} if relay else {})
-        app = await self._stack.enter_async_context(running_app(whole, ready=ready))
+        whole = {"nodes": entries, **settings} | ({"relay": relay} if relay else {})
+        options = {"resolve": resolve} if resolve else {}
+        app = await self._stack.enter_async_context(running_app(whole, ready=ready, **options))
         self._running = Baseline()
         self.apps.append(app)
         return app

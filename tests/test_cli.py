@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -106,17 +107,29 @@ def test_usage_errors_end_with_2(argv, capsys):
 
 def test_serve_hands_over_settings_with_the_flags_over_them(config, stand_in):
     seen = []
-    stand_in("router.app", serve=lambda settings: seen.append(settings) or 0)
+    stand_in("router.process", serve=lambda settings, again: seen.append(settings) or 0)
     assert main(["serve", "--config", str(config), "--host", "127.0.0.2", "--port", "0"]) == 0
     assert (seen[0].server.host, seen[0].server.port, seen[0].nodes[0].name) == ("127.0.0.2", 0, "a")
     assert main(["serve", "--config", str(config)]) == 0
     assert (seen[1].server.host, seen[1].server.port) == ("127.0.0.1", 8080)
 
 
+def test_a_hang_up_before_the_router_listens_to_it_is_kept(config, stand_in):
+    """It would end the process, or be lost; the settings may have changed since they were read."""
+    held = []
+    stand_in("router.process", serve=lambda *_: held.extend(signal.pthread_sigmask(signal.SIG_BLOCK, ())) or 0)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        assert main(["serve", "--config", str(config)]) == 0
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    assert signal.SIGHUP in held
+
+
 def test_settings_may_come_from_the_environment_alone(monkeypatch, stand_in):
     monkeypatch.setenv("EBBTIDE_NODES", "[{name: env, url: http://127.0.0.1:1}]")
     seen = []
-    stand_in("router.app", serve=lambda settings: seen.append(settings) or 0)
+    stand_in("router.process", serve=lambda settings, again: seen.append(settings) or 0)
     assert main(["serve"]) == 0
     assert seen[0].nodes[0].name == "env"
 
@@ -131,10 +144,10 @@ def test_settings_may_come_from_the_environment_alone(monkeypatch, stand_in):
     ids=["interrupt", "ours", "system"],
 )
 def test_failures_are_one_line_and_a_status(config, stand_in, capsys, error, status, told):
-    def serve(settings):
+    def serve(settings, again):
         raise error
 
-    stand_in("router.app", serve=serve)
+    stand_in("router.process", serve=serve)
     assert main(["serve", "--config", str(config)]) == status
     assert capsys.readouterr() == ("", told)
 

@@ -141,6 +141,39 @@ def test_new_settings_bring_new_names():
     assert samples(metrics)["ebbtide_truncated_total", ("node", "b")] == 1
 
 
+def test_a_node_that_is_gone_takes_its_series_along():
+    metrics = Metrics(["a", "b"])
+    for node in "ab":
+        metrics.leg(node, Outcome.COMPLETED)
+        metrics.truncated(node)
+        metrics.finished(call(), Outcome.COMPLETED, node=node, first_token_s=0.1)
+    metrics.forget("a")
+    found = samples(metrics)
+    assert not [name for name in found if ("node", "a") in name]
+    assert found["ebbtide_legs_total", ("node", "b"), ("outcome", "completed")] == 1
+    assert [name for name in found if name[0] == "ebbtide_time_to_first_token_seconds_bucket" and ("node", "b") in name]
+    assert (
+        found[
+            "ebbtide_calls_total",
+            ("endpoint", "chat/completions"),
+            ("outcome", "completed"),
+            ("workload", "interactive"),
+        ]
+        == 2
+    )
+    metrics.truncated("a")
+    assert samples(metrics)["ebbtide_truncated_total", ("node", "other")] == 1
+
+
+def test_how_the_last_reload_went():
+    metrics = Metrics()
+    metrics.reloaded(1000.0)
+    metrics.reloaded(None)
+    found = samples(metrics)
+    assert found["ebbtide_config_last_reload_successful",] == 0
+    assert found["ebbtide_config_last_reload_success_timestamp_seconds",] == 1000.0
+
+
 @pytest.mark.parametrize(
     ("accept", "kind"),
     [

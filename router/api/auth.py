@@ -36,6 +36,10 @@ class Keyring:
     def __init__(self, callers: Iterable[tuple[bytes, Caller]] = ()) -> None:
         self._callers: Mapping[bytes, Caller] = dict(callers)
 
+    def become(self, callers: Iterable[tuple[bytes, Caller]]) -> None:
+        """These and no others are let in from now on."""
+        self._callers = dict(callers)
+
     def caller(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
         """Who sent these headers (names in lower case). Raises Unauthorized."""
         if not self._callers:

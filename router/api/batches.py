@@ -68,11 +68,11 @@ class Batches:
 
     async def one(self, visit: Visit) -> Response:
         """One batch, with an estimate of its end."""
-        store = self._desk.store
-        row = await store.batch(visit.caller, visit.id)
-        if row is None:
+        watched = await self._desk.store.watched(visit.caller, visit.id)
+        if watched is None:
             raise _no_such_batch(visit.id)
-        pace = await store.pace(row) if row.state is BatchState.IN_PROGRESS else None
+        row = watched[0]
+        pace = watched[1] if row.state is BatchState.IN_PROGRESS else None
         ends_at = None if pace is None else _ends_at(row, pace, self._desk.clock())
         waits_for = self._desk.waits(row, 0 if pace is None else pace.running) or _turn(pace)
         return json_response(batch_object(row, ends_at, waits_for))

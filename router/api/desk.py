@@ -79,9 +79,9 @@ def waits(batch: BatchRow, running: int) -> str | None:
     return batch.waiting if batch.state is BatchState.IN_PROGRESS and not running else None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class Desk:
-    """What files, uploads and batches need.
+    """What files, uploads and batches need. `terms` may be replaced; requests that come after see it.
 
     `quota` is asked by caller; `webhook` with a caller and the URL a batch names (or None): the URL to tell, or None;
     it raises BadRequest for one that is not allowed; `waits` with a batch and how many of its lines run: why it waits.

@@ -14,13 +14,13 @@ from router.metrics import Metrics
 from router.tokens import Tokens
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, eq=False)
 class House:
-    """The rooms behind the door.
+    """The rooms behind the door. `terms` and `relay_models` may be replaced; calls that come after see it.
 
     `relay_models` are public names the relay may answer for; `ready` says whether a call could be served now; `reader`
     has one thread, which reads long bodies in turn so that no more than one contends with the event loop; `owners` are
-    the responses seen since the start.
+    the responses seen since the start; `stale` names sources of nodes whose list may be out of date.
     """
 
     dispatcher: Dispatcher
@@ -33,4 +33,5 @@ class House:
     relay_models: Collection[str]
     ready: Callable[[], bool]
     reader: Executor
+    stale: Callable[[], Collection[str]] = tuple
     owners: Owners = field(default_factory=Owners)

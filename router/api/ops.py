@@ -38,9 +38,11 @@ class Ops:
 
     async def ready(self, _: Request) -> Response:
         """A call could be served: a node is usable or there is a relay, and we are not shutting down."""
-        if self._house.ready():
-            return json_response({"status": "ready"})
-        return json_response({"status": "not ready"}, 503)
+        ready = self._house.ready()
+        told: dict[str, object] = {"status": "ready" if ready else "not ready"}
+        if stale := self._house.stale():
+            told["stale_discovery"] = stale
+        return json_response(told, 200 if ready else 503)
 
     async def metrics(self, request: Request) -> Response:
         """All series, in the text form a scraper asks for."""

@@ -57,6 +57,11 @@ class Owners:
         if usage is not None:
             owner.tokens = usage.prompt + usage.completion
 
+    def forget(self, node: str) -> None:
+        """A node is gone, and the responses in it."""
+        for response_id in [known for known, owner in self._owners.items() if owner.node == node]:
+            del self._owners[response_id]
+
     def find(self, caller: Caller, response_id: str) -> Owner | None:
         """The owner of a caller's own response."""
         owner = self._owners.get(response_id)

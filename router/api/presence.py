@@ -137,7 +137,8 @@ class Presence:
 
     def _tick(self) -> None:
         terms, now = self._terms, self._loop.time()
-        self._timer = self._loop.call_later(terms.pace_s, self._tick)
+        due_s = terms.pace_s if self.beat is None else self._beat_at + terms.heartbeat_s - now
+        self._timer = self._loop.call_later(due_s if 0 < due_s < terms.pace_s else terms.pace_s, self._tick)
         self._ticked = True
         if self.body_read and self._watcher is None:
             self._watch()

@@ -71,8 +71,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     `context_tokens` what a context must hold for its longest prompt, as an upper estimate (0: `prompt_tokens`);
     `least_tokens` what that prompt surely has; `counted` the raw count the estimate came from (what `usage` is compared
     with); `asked` the caller's own limit.
-    `bound_to` names the only node that may answer (it owns an earlier response). `fallback` allows the relay. `urgent`
-    marks a batch call whose window is about to close: it is not taken back.
+    `bound_to` names the only node that may answer (it owns an earlier response). `fallback` allows the relay.
     """
 
     id: str
@@ -99,7 +98,6 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     ask_usage: bool = False
     bound_to: str | None = None
     fallback: bool = True
-    urgent: bool = False
 
 
 class Outcome(StrEnum):

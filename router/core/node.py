@@ -231,6 +231,12 @@ class Node:
         if gap_s is None or permit.chats <= self.bearing.limit / 4:
             pace.wrote(tokens - 1, seconds)
 
+    def respec(self, spec: Spec, *, reserve: float) -> None:
+        """Take in what the operator says now. What was learnt stays, and so does who holds room."""
+        self.spec = spec
+        self.budget.reserve = reserve
+        self._size()
+
     def usable(self, now: float, *, panic: bool = False) -> bool:
         """Whether a call may be sent now. In panic (no node is usable) waits are cut short."""
         quiet = now >= self.refused_until or (panic and now >= self.failed_at + PANIC_S)
@@ -270,9 +276,7 @@ class Node:
         self.facts = facts
         self.load = load
         self.misses = 0
-        said = self.spec
-        self.budget.tokens = said.tokens if said.tokens is not None else facts.tokens
-        self.budget.sequences = said.sequences if said.sequences is not None else facts.sequences
+        self._size()
         self._meet(load, held)
         if not self.hung or now >= self.retry_at:
             self._move(Event.PROBED, now, "probe answered")
@@ -300,6 +304,11 @@ class Node:
         self.retry_at = now + self.backoff_s
         self.backoff_s = min(self.backoff_s * 2, BACKOFF_S[1])
         self._move(Event.FAILED, now, cause)
+
+    def _size(self) -> None:
+        said, told = self.spec, self.facts
+        self.budget.tokens = said.tokens if said.tokens is not None else told.tokens
+        self.budget.sequences = said.sequences if said.sequences is not None else told.sequences
 
     def _meet(self, load: Load, held_before: int) -> None:
         """Work out what others run there.

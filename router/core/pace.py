@@ -62,9 +62,10 @@ class Past:
 
     `node` read its prompt last, in all for `spent_s` seconds of which `read_s` are believed to be kept there; `times`
     counts take-backs, the last at `taken_at`, and `losses` how much of the prompt was read for nothing, in prompts.
+    `urgent` says that the call's window is about to close.
     """
 
-    __slots__ = ("losses", "node", "read_s", "spent_s", "taken_at", "times")
+    __slots__ = ("losses", "node", "read_s", "spent_s", "taken_at", "times", "urgent")
 
     def __init__(self, node: str | None = None) -> None:
         self.node = node
@@ -72,6 +73,7 @@ class Past:
         self.read_s = self.spent_s = 0.0
         self.times = 0
         self.losses = 0.0
+        self.urgent = False
 
 
 class Pace:

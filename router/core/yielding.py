@@ -83,8 +83,8 @@ FIRMLY = Begin(firm=True)
 
 
 def protected(past: Past | None) -> bool:
-    """Whether a call has been taken back enough."""
-    return past is not None and (past.losses >= LOSSES_MOST or past.times >= TIMES_MOST)
+    """Whether a call has been taken back enough, or has no time for it."""
+    return past is not None and (past.urgent or past.losses >= LOSSES_MOST or past.times >= TIMES_MOST)
 
 
 def begin(call: Call, node: Node, past: Past | None, policy: Policy, now: float) -> Begin:
@@ -97,7 +97,7 @@ def begin(call: Call, node: Node, past: Past | None, policy: Policy, now: float)
     reading = sum(other.prompt_tokens for other in budget.batch if other.phase is Phase.PREFILL)
     if reading and reading + call.prompt_tokens > SMALL_TOKENS:
         return Begin(WaitReason.BATCH_PREFILL)
-    firm = call.urgent or protected(past)
+    firm = protected(past)
     left_s = node.pace.left_s(call.prompt_tokens, past)
     if budget.chats:
         if firm or _unnoticed(node, left_s) or _saved(node, left_s):
@@ -139,11 +139,12 @@ def victims(call: Call, node: Node, policy: Policy, now: float) -> tuple[Permit,
     reads before what writes, least progress first, newest first.
     """
     budget, room = node.budget, node.room_for(call)
-    reading = [permit for permit in budget.batch if permit.phase is Phase.PREFILL and not permit.firm]
+    free = [permit for permit in budget.batch if not (permit.firm or protected(permit.past))]
+    reading = [permit for permit in free if permit.phase is Phase.PREFILL]
     taken = reading if _felt(node, reading, policy, now) else []
     if budget.fits(room, call.workload, _room(taken)):
         return tuple(taken)
-    rest = [permit for permit in budget.batch if not permit.firm and permit not in taken]
+    rest = [permit for permit in free if permit not in taken]
     for permit in sorted(rest, key=_progress, reverse=True):
         taken = [*taken, permit]
         if budget.fits(room, call.workload, _room(taken)):

@@ -18,7 +18,7 @@ from types import TracebackType
 import msgspec
 
 from router.core.call import Call, Reason, Workload
-from router.core.node import Sign
+from router.core.node import Node, Sign
 from router.core.pace import Past
 from router.core.placement import RelayCause
 from router.dispatch import normalise
@@ -60,13 +60,12 @@ class RetryBudget:
 
     FLOOR = 10.0
 
-    def __init__(self, ratio: float) -> None:
-        self._ratio = ratio
+    def __init__(self) -> None:
         self._left = self.FLOOR
 
-    def earn(self) -> None:
-        """A call came in."""
-        self._left = min(self.FLOOR, self._left + self._ratio)
+    def earn(self, ratio: float) -> None:
+        """A call came in, which allows so much of a retry."""
+        self._left = min(self.FLOOR, self._left + ratio)
 
     def spend(self) -> bool:
         """Whether one more retry may be made; it is counted if so."""
@@ -77,22 +76,26 @@ class RetryBudget:
 
 
 class Dispatcher:
-    """Opens calls. `ways` by node name; `ledger` is told of every trip that ended."""
+    """Opens calls. `ledger` is told of every trip that ended.
+
+    `ways` has the way to every node that holds room, one that was let go included; `relay` and `patience` may be
+    replaced, and hold for legs that begin after.
+    """
 
     def __init__(
-        self, admission: Admission, ways: Mapping[str, Way], relay: Way | None, patience: Patience, ledger: Ledger
+        self, admission: Admission, ways: Mapping[Node, Way], relay: Way | None, patience: Patience, ledger: Ledger
     ) -> None:
         self.admission = admission
         self._ways = ways
-        self._relay = relay
-        self._patience = patience
+        self.relay = relay
+        self.patience = patience
         self._ledger = ledger
-        self._retries = RetryBudget(patience.retry_ratio)
+        self._retries = RetryBudget()
         self.trips: set[Trip] = set()
 
     def relays(self, call: Call) -> bool:
         """Whether the relay may answer the call."""
-        relay = self._relay
+        relay = self.relay
         may = relay is not None and call.fallback and call.bound_to is None and call.model in relay.models
         return may and self._ledger.spending.affords(call)
 
@@ -110,7 +113,7 @@ class Dispatcher:
             past = Past()
         trip = Trip(call, self._ledger.clock, relay=self.relays(call), past=past)
         self.trips.add(trip)
-        self._retries.earn()
+        self._retries.earn(self.patience.retry_ratio)
         return trip
 
     def come_home(self, trip: Trip, error: BaseException | None) -> None:
@@ -136,12 +139,12 @@ class Dispatcher:
                 return leg, reply
 
     def _leg(self, trip: Trip, grant: Grant | RelayGrant) -> Leg:
-        patience = self._patience
+        patience = self.patience
         first_byte_s = patience.first_byte_s + patience.first_byte_per_prompt_token_s * trip.call.prompt_tokens
         if isinstance(grant, Grant):
-            return Leg(trip, self._ways[grant.node.name], grant, first_byte_s, self.admission.changed)
+            return Leg(trip, self._ways[grant.node], grant, first_byte_s, self.admission.changed)
         self._ledger.relayed(trip, grant.cause)
-        return Leg(trip, self._way_to_relay(), None, first_byte_s, self.admission.changed)
+        return Leg(trip, self._way_to_relay(trip.call), None, first_byte_s, self.admission.changed)
 
     async def _first_grant(self, trip: Trip) -> Grant | RelayGrant:
         if trip.call.bound_to == RELAY:
@@ -164,7 +167,7 @@ class Dispatcher:
             trip.situation.tried = (*trip.situation.tried, trip.place)
             trip.faults += 1
             # A line of a batch has tries of its own, later and elsewhere: it takes no second leg from this one.
-            again = trip.call.reason is not Reason.JOB and trip.faults <= self._patience.retries
+            again = trip.call.reason is not Reason.JOB and trip.faults <= self.patience.retries
             if not again or not self._retries.spend():
                 if trip.situation.relay:
                     return RelayGrant(RelayCause.NODE_FAILED)
@@ -192,10 +195,14 @@ class Dispatcher:
             case _:
                 return UpstreamUnavailable(str(error), retry=retry)
 
-    def _way_to_relay(self) -> Way:
-        if self._relay is None or self._relay.target.authorization is None:
+    def _way_to_relay(self, call: Call) -> Way:
+        relay = self.relay
+        if relay is None or call.model not in relay.models:
+            # It might when the call came. Prompts of a model leave the house while the settings say so, and no longer.
+            raise Overloaded("The relay answers for this model no more; send the call again.", retry_after_s=1)
+        if relay.target.authorization is None:
             raise RelayMisconfigured("The relay has no key of its own; set relay.api_key.", retry=False)
-        return self._relay
+        return relay
 
 
 class Opening:

@@ -1,9 +1,11 @@
 """The nodes there are, and the loops that keep looking at them.
 
-Rules: one loop a node, so that a slow node delays only itself; starts are spread over one period; no traffic ever
-waits for a look. Load is read at each look, facts every `FACTS_EVERY`th; the engine is recognised again, and facts
-are read again, once a node has been down. A capacity that facts no longer tell keeps its last known value while the
-engine is the same. Trouble is logged when it begins and when it ends, not in between.
+Rules: one loop a node, from the moment it comes until it goes, so that a slow node delays only itself; starts are
+spread over one period; no traffic ever waits for a look. Nodes come and go: `nodes` is one list, changed in place, and
+a node that stays is the same object with all that was learnt of it. Load is read at each look, facts every
+`FACTS_EVERY`th; the engine is recognised again, and facts are read again, once a node has been down. A capacity that
+facts no longer tell keeps its last known value while the engine is the same. Trouble is logged when it begins and when
+it ends, not in between.
 """
 
 import asyncio
@@ -18,7 +20,7 @@ from router.core.call import Workload
 from router.core.node import Facts, ModelFacts, Node, State
 from router.errors import ProbeFailed
 from router.fleet.engines import DIALECTS
-from router.fleet.probe import Look, Probe, refused
+from router.fleet.probe import Look, Probe, refused, starved
 
 FACTS_EVERY = 10
 """Looks between two readings of the facts; they change only when an engine is restarted or an adapter is loaded."""
@@ -35,13 +37,15 @@ def _nothing() -> None:
 class Fleet:
     """All nodes. `every_s` seconds lie between two looks at one; `changed` is called when waiting calls should ask.
 
+    `nodes` becomes the fleet's own list: whoever holds it sees nodes come and go. Only `become` changes it.
+
     `trouble` is why the last look at a node failed, by name, and `blind` names nodes whose engine should tell its
     load and does not; both are empty when all is well.
     """
 
     def __init__(
         self,
-        nodes: Sequence[Node],
+        nodes: list[Node],
         probe: Probe,
         *,
         every_s: float = 2.0,
@@ -49,17 +53,20 @@ class Fleet:
         sleep: Sleep = asyncio.sleep,
         changed: Callable[[], None] = _nothing,
     ) -> None:
-        self.nodes = tuple(nodes)
+        self.nodes = nodes
         self.by_name = {node.name: node for node in self.nodes}
         self.trouble: dict[str, str] = {}
         self.blind: set[str] = set()
         self._probe = probe
-        self._every_s = every_s
+        self.every_s = every_s
         self._clock = clock
         self._sleep = sleep
         self._changed = changed
-        self._engines: dict[str, str] = {}
-        self._looks: dict[str, int] = {}
+        self._engines: dict[Node, str] = {}
+        self._looks: dict[Node, int] = {}
+        self._coming: set[Node] = set()
+        self._group: asyncio.TaskGroup | None = None
+        self._watches: dict[Node, asyncio.Task[None]] = {}
         self._kept_contexts: dict[str, tuple[int | None, int | None]] = {}
         self._created = int(time.time())
 
@@ -119,18 +126,61 @@ class Fleet:
             card["max_model_len"] = max(contexts)
         return card
 
-    async def first_look(self, timeout: float) -> None:
-        """Look once at every node, all at once. After `timeout` seconds the rest stay as they are."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout), asyncio.TaskGroup() as group:
-                for node in self.nodes:
-                    group.create_task(self.look(node))
+    async def first_look(self, timeout: float, nodes: Sequence[Node] | None = None) -> None:
+        """Look once at every node, or at `nodes` that are about to come, all at once.
+
+        After `timeout` seconds the rest stay as they are.
+        """
+        wanted = list(self.nodes if nodes is None else nodes)
+        self._coming.update(wanted)
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout), asyncio.TaskGroup() as group:
+                    for node in wanted:
+                        group.create_task(self.look(node))
+        finally:
+            self._coming.difference_update(wanted)
+
+    def become(self, nodes: Sequence[Node]) -> None:
+        """The nodes are these from now on: who is new is looked at, who is missing is forgotten."""
+        before = dict.fromkeys(self.nodes)
+        self.nodes[:] = nodes
+        self.by_name.clear()
+        self.by_name.update({node.name: node for node in nodes})
+        for node in before:
+            if self.by_name.get(node.name) is not node:
+                self._leave(node)
+        self._kept_contexts.clear()
+        self._begin([node for node in nodes if node not in before])
+        self._changed()
 
     async def watch(self) -> None:
         """Look at all nodes, again and again, until cancelled."""
         async with asyncio.TaskGroup() as group:
-            for index, node in enumerate(self.nodes):
-                group.create_task(self._watch(node, self._every_s * index / len(self.nodes)), name=f"watch {node.name}")
+            self._group = group
+            try:
+                self._begin(self.nodes)
+                await asyncio.Event().wait()
+            finally:
+                self._group = None
+                self._watches.clear()
+
+    def _begin(self, nodes: Sequence[Node]) -> None:
+        """Watch these too, if any are watched."""
+        if self._group is None:
+            return
+        for index, node in enumerate(nodes):
+            loop = self._watch(node, self.every_s * index / len(nodes))
+            self._watches[node] = self._group.create_task(loop, name=f"watch {node.name}")
+
+    def _leave(self, node: Node) -> None:
+        watch = self._watches.pop(node, None)
+        if watch is not None:
+            watch.cancel()
+        self._forget(node)
+        if node.name not in self.by_name:
+            self.trouble.pop(node.name, None)
+            self.blind.discard(node.name)
 
     async def _watch(self, node: Node, offset_s: float) -> None:
         await self._sleep(offset_s)
@@ -138,30 +188,36 @@ class Fleet:
             began = self._clock()
             await self.look(node)
             took = self._clock() - began
-            await self._sleep(max(self._every_s - took, self._every_s / 4))
+            await self._sleep(max(self.every_s - took, self.every_s / 4))
 
     async def look(self, node: Node) -> None:
         """Look at one node now and let it take in what was seen."""
         if node.state is State.DOWN:
             self._forget(node)
-        looks = self._looks.get(node.name, 0)
-        engine = self._engines.get(node.name)
+        looks = self._looks.get(node, 0)
+        engine = self._engines.get(node)
         fresh = looks % FACTS_EVERY == 0 or engine is None
         before, held = _relevant(node), node.budget.held().sequences
         try:
             look = await self._probe.look(node.spec, engine=engine, facts=None if fresh else node.facts)
         except ProbeFailed as error:
-            self._missed(node, error)
+            if self._ours(node):
+                self._missed(node, error)
         else:
-            self._looks[node.name] = looks + 1
-            self._seen(node, look, held, first=looks == 0)
+            if self._ours(node):
+                self._looks[node] = looks + 1
+                self._seen(node, look, held, first=looks == 0)
         self._kept_contexts.clear()
         if _relevant(node) != before:
             self._changed()
 
+    def _ours(self, node: Node) -> bool:
+        """Whether the node has not been let go meanwhile."""
+        return node in self._coming or self.by_name.get(node.name) is node
+
     def _seen(self, node: Node, look: Look, held: int, *, first: bool) -> None:
         if look.sure:
-            self._engines[node.name] = look.facts.engine
+            self._engines[node] = look.facts.engine
         facts = look.facts if first else _kept(node.facts, look.facts)
         node.seen(facts, look.load, self._clock(), held=held)
         if self.trouble.pop(node.name, None) is not None:
@@ -181,6 +237,8 @@ class Fleet:
         if node.name not in self.trouble:
             log.warning("node %s: %s", node.name, cause)
         self.trouble[node.name] = cause
+        if starved(error):
+            return
         gone, was = refused(error), node.state
         node.missed(self._clock(), cause, refused=gone)
         if node.state is State.DOWN and was is not State.DOWN:
@@ -188,8 +246,8 @@ class Fleet:
 
     def _forget(self, node: Node) -> None:
         """What comes back may be another engine."""
-        self._looks.pop(node.name, None)
-        self._engines.pop(node.name, None)
+        self._looks.pop(node, None)
+        self._engines.pop(node, None)
 
 
 def _known(node: Node, model: str) -> ModelFacts | None:

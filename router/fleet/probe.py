@@ -8,7 +8,7 @@ cannot do without fails (`Read.must`), or when what came makes no sense; anythin
 
 import asyncio
 import errno
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -17,6 +17,7 @@ from router.core.node import Facts, Load, Spec
 from router.errors import ProbeFailed
 from router.fleet.engines import DIALECTS, SIGNS, Answers, Dialect, Read, recognise
 from router.upstream.client import Client
+from router.upstream.pool import STARVED
 from router.upstream.target import Target
 
 MAX_BYTES = 4 * 2**20
@@ -37,17 +38,17 @@ class Look(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Probe:
-    """Looks at nodes. `targets` says by node name where each is and how to be let in; `timeout_s` bounds one GET."""
+    """Looks at nodes. `targets` says by URL how to be let in there; `timeout_s` bounds one GET. Both may be changed."""
 
     def __init__(self, client: Client, targets: Mapping[str, Target], *, timeout_s: float = 2.0) -> None:
         self._client = client
         self._targets = targets
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
 
     async def look(self, spec: Spec, *, engine: str | None = None, facts: Facts | None = None) -> Look:
         """Look at a node. `engine` and `facts` from an earlier look are taken as they are and not read again."""
         answers = Answers()
-        target = self._targets[spec.name]
+        target = self._targets[spec.url]
         if engine is None and spec.engine != "auto":
             engine = spec.engine
         dialect = DIALECTS[engine] if engine is not None else await self._recognise(target, answers)
@@ -82,7 +83,7 @@ class Probe:
         headers = {"authorization": target.authorization.decode()} if target.authorization else None
         get = self._client.get_text if read.text else self._client.get_json
         try:
-            answers.values[read] = await get(url, headers=headers, timeout_s=self._timeout_s, max_bytes=MAX_BYTES)
+            answers.values[read] = await get(url, headers=headers, timeout_s=self.timeout_s, max_bytes=MAX_BYTES)
         except ProbeFailed as error:
             status = HTTPStatus.OK if isinstance(error.__cause__, NONSENSE) else error.status
             failure = ProbeFailed(f"{target.path(read.path, rooted=read.rooted).decode()}: {error}", status)
@@ -92,7 +93,16 @@ class Probe:
 
 def refused(error: BaseException) -> bool:
     """Whether nobody listens there, which a server that is merely slow would not cause."""
-    return any(isinstance(cause, OSError) and cause.errno == errno.ECONNREFUSED for cause in _causes(error))
+    return _failed_by(error, (errno.ECONNREFUSED,))
+
+
+def starved(error: BaseException) -> bool:
+    """Whether this machine could not even look: it says nothing of the node."""
+    return _failed_by(error, STARVED)
+
+
+def _failed_by(error: BaseException, numbers: Container[int | None]) -> bool:
+    return any(isinstance(cause, OSError) and cause.errno in numbers for cause in _causes(error))
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -5,6 +5,8 @@ Rules:
 - Of a field that comes again the last value that is not null counts; what is said in pieces (text, arguments, lists of
   logprobs and token ids) is joined; who speaks (`role`, `id`, `type`, `name`) is said once.
 - Tool calls are told apart by `index`, and by `id` where an engine numbers them all 0.
+- What is said of the whole beside a choice other than the first only fills gaps: llama.cpp counts each of several
+  prompts by itself, and unstreamed it gives the first one's counts.
 - An error event makes the whole a failure, however much came before; an event that cannot be read is one as well,
   because what it said is lost. So is an end that never came.
 - `content` is null, not "", beside tool calls, reasoning or a refusal, whatever the opening event said.
@@ -92,16 +94,21 @@ class Assembly:
 
     def _chunk(self, payload: bytes) -> None:
         """One event of chat or completions."""
-        chunk = msgspec.json.decode(payload, type=dict)
+        chunk = msgspec.json.decode(payload, type=dict | None)
+        if chunk is None:  # llama.cpp opens so when there are several prompts
+            return
         if chunk.get("error") or chunk.get("object") == "error":
             self._failure = _failure(payload)
             return
+        choices = chunk.get("choices") or ()
+        for choice in choices:
+            _merge_choice(self._choices.setdefault(choice.get("index") or 0, {}), choice)
+        later = bool(choices) and all(choice.get("index") for choice in choices)
         for key, value in chunk.items():
+            known = self._whole.get(key) is not None
             if key == "choices":
-                self._whole.setdefault(key, ())
-                for choice in value or ():
-                    _merge_choice(self._choices.setdefault(choice.get("index") or 0, {}), choice)
-            elif key not in _STREAM_ONLY and (value is not None or key not in self._whole):
+                self._whole[key] = ()
+            elif key not in _STREAM_ONLY and not (known and (later or value is None)):
                 self._whole[key] = _OBJECTS.get(value, value) if key == "object" else value
 
     def _response(self, payload: bytes) -> None:

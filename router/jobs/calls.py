@@ -62,7 +62,8 @@ class _Read(msgspec.Struct):
 
 
 class Calls:
-    """Makes calls of lines. `reader` is where long bodies are read; `long_prompt_tokens` where counting gets exact."""
+    """Makes calls of lines. `reader` is where long bodies are read; `long_prompt_tokens` where counting gets exact,
+    which may be changed."""
 
     def __init__(
         self, fleet: Fleet, tokens: Tokens, estimates: Estimates, reader: Executor, *, long_prompt_tokens: int
@@ -71,7 +72,7 @@ class Calls:
         self._tokens = tokens
         self._estimates = estimates
         self._reader = reader
-        self._long_prompt_tokens = long_prompt_tokens
+        self.long_prompt_tokens = long_prompt_tokens
 
     async def of(self, job: JobRow, line: bytes, *, streamed: bool = True) -> Call:
         """The call of a line. `streamed` allows a stream; the relay is not allowed. Raises BadRequest."""
@@ -108,7 +109,7 @@ class Calls:
 
     def _decide_at(self, model: str) -> int:
         shortest = self._fleet.shortest_context(model)
-        return self._long_prompt_tokens if shortest is None else min(self._long_prompt_tokens, shortest)
+        return self.long_prompt_tokens if shortest is None else min(self.long_prompt_tokens, shortest)
 
 
 def endpoint_of(job: JobRow) -> Endpoint:

@@ -28,11 +28,13 @@ from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.trip import RELAY
 from router.errors import Answer, BadRequest, NodeFailed, StoreError, StoreFull, StoreLost, TakenBack
 from router.fleet.fleet import Fleet
+from router.jobs.ahead import Ahead
 from router.jobs.answers import read
 from router.jobs.assemble import Assembly
 from router.jobs.calls import Calls
 from router.jobs.store import JobRow, NewResult, Store, Topic
-from router.jobs.turns import Held, Pace, Turns
+from router.jobs.terms import Terms, never
+from router.jobs.turns import Held, Pace, Recent, Soon, Turns
 from router.jobs.upkeep import always
 from router.jobs.verdicts import Back, End, Plain, Verdict, answered, broken
 
@@ -42,6 +44,8 @@ WAITING = 1
 """With more calls of a model waiting for room, no further line of it begins."""
 PREPARING = 8
 """Lines of one model that are read and counted at once, on their way to the corridor."""
+AT_ONCE = 4
+"""Lines of one model that begin in one turn of the loop, so that chats and polls have theirs in between."""
 DEPTH = (4, 256)
 """Fewest and most lines of one model held ready."""
 TICK_S = 0.05
@@ -63,20 +67,6 @@ T = TypeVar("T")
 log = structlog.get_logger()
 
 
-class Terms(msgspec.Struct, frozen=True, kw_only=True):
-    """How lines are run. `retries` is how many attempts a line has, `lines` and `bytes` of input are held at most."""
-
-    lease_s: float = 30.0
-    retries: int = 5
-    lines: int = 1024
-    bytes: int = 256 * 2**20
-
-
-def _never(job: JobRow, call: Call) -> bool:
-    """No line goes to the relay."""
-    return False
-
-
 @dataclass(kw_only=True, eq=False)
 class Runner:
     """`run` it until cancelled.
@@ -92,7 +82,7 @@ class Runner:
     fleet: Fleet
     calls: Calls
     terms: Terms = field(default_factory=Terms)
-    relays: Callable[[JobRow, Call], bool] = _never
+    relays: Callable[[JobRow, Call], bool] = never
     also: Callable[[], Iterable[str]] = tuple
     delay: Callable[[int, float], float] = retry_delay_s
     clock: Callable[[], float] = time.monotonic
@@ -100,10 +90,12 @@ class Runner:
 
     def __post_init__(self) -> None:
         self.held: dict[tuple[str, int], Held] = {}
-        self.setbacks: dict[str, str] = {}
+        self.setbacks = Recent(SETBACKS)
         self.taken = 0
+        self.feed_soon = Soon(self.feed)
         self._group: asyncio.TaskGroup | None = None
         self._turns: dict[str, Turns] = {}
+        self._ahead = Ahead(self.store, self._waits)
         self._bytes = 0
         self._served: tuple[float, list[str]] = (-1.0, [])
         self._pace = Pace()
@@ -154,6 +146,7 @@ class Runner:
             self._full = False
             if jobs:
                 self._hold(jobs, began + self.terms.lease_s)
+                await self._ahead.read(jobs)
             else:
                 await self.store.wakes.wait(Topic.JOBS, seen, timeout_s=1.0)
 
@@ -171,6 +164,11 @@ class Runner:
             served = dict.fromkeys(model for node in self.fleet.nodes for model in node.models())
             self._served = (now + 0.25, list(served | dict.fromkeys(self.also())))
         return self._served[1]
+
+    def _waits(self, job: JobRow) -> bool:
+        """Whether a line of ours has not begun."""
+        held = self.held.get(job.key)
+        return held is not None and held.task is None
 
     def _hold(self, jobs: Iterable[JobRow], safe_until: float) -> None:
         for job in jobs:
@@ -196,8 +194,13 @@ class Runner:
         waiting = self._waiting()
         for model, turns in self._turns.items():
             calls = waiting[model]
-            while calls <= WAITING and calls + turns.preparing < PREPARING and (held := self._next(turns)):
+            room = PREPARING - calls - turns.preparing if calls <= WAITING else 0
+            begun = 0
+            while begun < min(room, AT_ONCE) and self._bytes < self.terms.bytes and (held := turns.take()):
                 self._start(self._group, held, turns)
+                begun += 1
+            if AT_ONCE == begun < room:
+                self.feed_soon()
         if self._hungry():
             self._low.set()
 
@@ -207,9 +210,6 @@ class Runner:
         if admission.waiting(Workload.BATCH) <= WAITING:
             return Counter()
         return Counter(waiter.call.model for waiter in admission.waiters() if waiter.call.workload is Workload.BATCH)
-
-    def _next(self, turns: Turns) -> Held | None:
-        return turns.take() if self._bytes < self.terms.bytes else None
 
     def _start(self, group: asyncio.TaskGroup, held: Held, turns: Turns) -> None:
         turns.preparing += 1
@@ -230,7 +230,7 @@ class Runner:
             turns.done(held)
             self._bytes -= held.job.length
             self._forget(held)
-            self.feed()
+            self.feed_soon()
 
     async def _try(self, held: Held, turns: Turns) -> Verdict:
         try:
@@ -240,7 +240,7 @@ class Runner:
         finally:
             turns.preparing -= 1
             # Not before this task is in the corridor, where it can be counted.
-            asyncio.get_running_loop().call_soon(self.feed)
+            self.feed_soon()
         verdict = await self._ask(held, call)
         if isinstance(verdict, Plain):
             verdict = await self._ask(held, await self._call(held, streamed=False))
@@ -248,7 +248,7 @@ class Runner:
 
     async def _call(self, held: Held, *, streamed: bool) -> Call:
         job = held.job
-        line = await self._insist(lambda: self.store.line(job))
+        line = self._ahead.take(job) or await self._insist(lambda: self.store.line(job))
         call = await self.calls.of(job, line, streamed=streamed)
         await self._sure(held)
         held.call_id = call.id
@@ -283,15 +283,9 @@ class Runner:
             if verdict.charged and verdict.last is not None and job.attempts + 1 >= self.terms.retries:
                 await self._end(held, verdict.last)
             else:
-                self._note_setback(job.batch_id, verdict.reason)
+                self.setbacks.note(job.batch_id, verdict.reason)
                 self.ended["charged" if verdict.charged else "returned"] += 1
                 await self._insist(lambda: self._put_back(held, verdict))
-
-    def _note_setback(self, batch_id: str, reason: str) -> None:
-        self.setbacks.pop(batch_id, None)
-        self.setbacks[batch_id] = reason
-        if len(self.setbacks) > SETBACKS:
-            del self.setbacks[next(iter(self.setbacks))]
 
     async def _end(self, held: Held, result: NewResult) -> None:
         """Write a line's end down, however long that takes."""
@@ -389,6 +383,7 @@ class Runner:
     def _forget(self, held: Held) -> None:
         if self.held.get(held.job.key) is held:
             del self.held[held.job.key]
+            self._ahead.take(held.job)
 
     async def _stop(self) -> None:
         """End what runs and give every line back, so that nobody waits for our leases to end."""

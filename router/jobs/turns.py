@@ -1,4 +1,4 @@
-"""The lines this router holds, and whose turn it is among those that do not run yet. Pure.
+"""The lines this router holds, and whose turn it is among those that do not run yet.
 
 Rules:
 - Lines of one model run in the order they were claimed. A model whose calls wait for room holds back no other.
@@ -7,8 +7,9 @@ Rules:
   beside it once or twice has attempts left.
 """
 
-from asyncio import Task
+from asyncio import Task, get_running_loop
 from collections import Counter, deque
+from collections.abc import Callable
 
 from router.core.pace import Past
 from router.jobs.store import JobRow, NewResult
@@ -57,6 +58,38 @@ class Pace:
         """Lines a second, over this second or the last."""
         second = int(now)
         return max(self._ended[second - 1], self._ended[second])
+
+
+class Recent(dict[str, str]):
+    """What was noted last, of the `most` noted latest."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+
+    def note(self, name: str, told: str) -> None:
+        """Keep this, and forget the oldest if there are too many."""
+        self.pop(name, None)
+        self[name] = told
+        if len(self) > self._most:
+            del self[next(iter(self))]
+
+
+class Soon:
+    """Call it to have `act` called in the next turn of the loop, once however often this is called."""
+
+    def __init__(self, act: Callable[[], None]) -> None:
+        self._act = act
+        self._due = False
+
+    def __call__(self) -> None:
+        if not self._due:
+            self._due = True
+            get_running_loop().call_soon(self._do)
+
+    def _do(self) -> None:
+        self._due = False
+        self._act()
 
 
 class Turns:

@@ -5,8 +5,10 @@ where, `yamlfile` reads the file, `sources` are file, environment and command li
 `reading` puts it together. Everything that is wrong is told at once, with file, line, key and remedy.
 """
 
+from router.settings.changes import Change, changes
+from router.settings.discovery import Discovery, DnsEntry
 from router.settings.fields import FIELDS, variable
-from router.settings.reading import dump, load
+from router.settings.reading import dump, load, load_nodes
 from router.settings.relay import RelayEntry
 from router.settings.sections import (
     BatchPool,
@@ -24,6 +26,8 @@ from router.settings.sections import (
 )  # fmt: skip
 
 __all__ = [
-    "FIELDS", "BatchPool", "Classify", "InteractivePool", "KeyEntry", "Log", "NodeEntry", "Pools", "Probe",
-    "RelayEntry", "Server", "Settings", "Store", "Upstream", "dump", "load", "variable",
+    "FIELDS", "BatchPool", "Change", "Classify", "Discovery", "DnsEntry", "InteractivePool", "KeyEntry", "Log",
+    "NodeEntry", "Pools", "Probe",
+    "RelayEntry", "Server", "Settings", "Store", "Upstream", "changes", "dump", "load",
+    "load_nodes", "variable",
 ]  # fmt: skip

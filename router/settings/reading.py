@@ -5,10 +5,10 @@ Refusals name place, key and remedy, never the value, which may be a secret in t
 """
 
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import SecretStr, ValidationError
 from pydantic_core import ErrorDetails
@@ -16,11 +16,12 @@ from pydantic_core import ErrorDetails
 from router.errors import SettingsError
 from router.settings.document import Document, Problem
 from router.settings.fields import FIELDS, variable, way
-from router.settings.sections import Settings
-from router.settings.sources import Hand, hands
+from router.settings.sections import NodeEntry, NodeList, Settings
+from router.settings.sources import hands
 from router.settings.values import Clash, Loc, Tree
 from router.settings.yamlfile import read_file
 
+T = TypeVar("T")
 MOST_PROBLEMS = 100
 RULES = {
     "missing": "is required",
@@ -60,13 +61,16 @@ def load(path: Path | None, environ: Mapping[str, str], overrides: Mapping[str, 
     """
     document = read_file(path, environ) if path else Document("settings")
     sources = tuple(hands(document, environ, overrides or {}))
-    settings, found = _checked(document, sources[::-1])
-    problems = sorted(document.problems + found)
-    if problems or settings is None:
-        lines = list(dict.fromkeys(map(str, problems)))
-        more = [f"and {len(lines) - MOST_PROBLEMS} more"] if len(lines) > MOST_PROBLEMS else []
-        raise SettingsError("\n".join(lines[:MOST_PROBLEMS] + more))
-    return settings
+    return _checked(document, lambda: Settings.of(sources[::-1]))
+
+
+def load_nodes(path: Path) -> tuple[NodeEntry, ...]:
+    """The nodes in a file of nodes: a list, or a mapping with `nodes`. Variables are not filled in.
+
+    Raises SettingsError as `load` does.
+    """
+    document = read_file(path, None, listed="nodes")
+    return _checked(document, lambda: NodeList.model_validate(document.tree)).nodes
 
 
 def dump(settings: Settings) -> dict[str, Tree]:
@@ -74,21 +78,26 @@ def dump(settings: Settings) -> dict[str, Tree]:
     return {name: _plain(value, (name,)) for name, value in settings.model_dump(by_alias=True).items()}
 
 
-def _checked(document: Document, sources: tuple[Hand, ...]) -> tuple[Settings | None, list[Problem]]:
-    """What the sources say, strongest first, or what is wrong with it."""
-    unreadable = [problem.loc for problem in document.problems]
-    if () in unreadable:
-        return None, []
-    try:
-        return Settings.of(sources), []
-    except ValidationError as error:
-        told = [
-            Problem(document.place(loc), loc, text)
-            for detail in error.errors(include_url=False)
-            for loc, text in _explained(detail)
-            if not any(loc[: len(known)] == known for known in unreadable)
-        ]
-    return None, told
+def _checked(document: Document, make: Callable[[], T]) -> T:
+    """What `make` makes of a document. Raises SettingsError with everything that is wrong."""
+    made: T | None = None
+    problems = list(document.problems)
+    unreadable = [problem.loc for problem in problems]
+    if () not in unreadable:
+        try:
+            made = make()
+        except ValidationError as error:
+            problems += [
+                Problem(document.place(loc), loc, text)
+                for detail in error.errors(include_url=False)
+                for loc, text in _explained(detail)
+                if not any(loc[: len(known)] == known for known in unreadable)
+            ]
+    if problems or made is None:
+        lines = list(dict.fromkeys(map(str, sorted(problems))))
+        more = [f"and {len(lines) - MOST_PROBLEMS} more"] if len(lines) > MOST_PROBLEMS else []
+        raise SettingsError("\n".join(lines[:MOST_PROBLEMS] + more))
+    return made
 
 
 def _explained(error: ErrorDetails) -> Iterator[tuple[Loc, str]]:
@@ -108,7 +117,8 @@ def _explained(error: ErrorDetails) -> Iterator[tuple[Loc, str]]:
 
 def _meant(word: str, *choices: list[str]) -> str:
     for words in choices:
-        if close := difflib.get_close_matches(word.lower(), words, n=1):
+        others = [other for other in words if other != word]
+        if close := difflib.get_close_matches(word.lower(), others, n=1):
             return f"; did you mean '{close[0]}'?"
     return ""
 

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from router.core.call import Workload
 from router.core.yielding import Mode
+from router.settings.discovery import Discovery
 from router.settings.relay import BatchRelay, RelayEntry
 from router.settings.section import Section
 from router.settings.values import (
@@ -274,6 +275,8 @@ class Settings(Section, BaseSettings):
     """What each workload may do while it waits."""
     nodes: tuple[NodeEntry, ...] = Field((), max_length=1000)
     """Servers that can answer."""
+    discovery: Discovery = Discovery()
+    """Where nodes come from beside `nodes`."""
     relay: RelayEntry | None = None
     """The service outside the house that calls may fall back to."""
     webhooks: Webhooks = Webhooks()
@@ -311,18 +314,13 @@ class Settings(Section, BaseSettings):
     @field_validator("nodes")
     @classmethod
     def _nodes_differ(cls, nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
-        found = [
-            *_repeated("nodes", "name", [node.name for node in nodes]),
-            *_repeated("nodes", "url", [node.url for node in nodes]),
-        ]
-        if found:
-            raise Clash(*found)
-        return nodes
+        return differing(nodes)
 
     @field_validator("relay")
     @classmethod
     def _someone_answers(cls, relay: RelayEntry | None, info: ValidationInfo) -> RelayEntry | None:
-        if relay is None and info.data.get("nodes") == ():
+        found = info.data.get("discovery")
+        if relay is None and info.data.get("nodes") == () and found is not None and not found.sources:
             raise Clash((("nodes",), "at least one node, or a relay, is needed"))
         return relay
 
@@ -349,6 +347,29 @@ class Settings(Section, BaseSettings):
         if found:
             raise Clash(*found)
         return keys
+
+
+class NodeList(Section):
+    """What a file of nodes holds."""
+
+    nodes: tuple[NodeEntry, ...] = Field((), max_length=1000)
+    """Servers that can answer."""
+
+    @field_validator("nodes")
+    @classmethod
+    def _nodes_differ(cls, nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
+        return differing(nodes)
+
+
+def differing(nodes: tuple[NodeEntry, ...]) -> tuple[NodeEntry, ...]:
+    """The nodes, if no two have the same name or URL. Raises Clash."""
+    found = [
+        *_repeated("nodes", "name", [node.name for node in nodes]),
+        *_repeated("nodes", "url", [node.url for node in nodes]),
+    ]
+    if found:
+        raise Clash(*found)
+    return nodes
 
 
 def _repeated(section: str, field: str, values: Sequence[Hashable]) -> Iterator[tuple[Loc, str]]:

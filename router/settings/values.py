@@ -22,6 +22,7 @@ GIB = 2**30
 DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 HOOK_HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:]+")
+LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?")
 TAKEN_NAMES = frozenset({"relay", "other", "none"})
 """Words that stand beside node names in headers and metric labels."""
 
@@ -94,6 +95,13 @@ def _name(value: str) -> str:
     return value
 
 
+def _host(value: str) -> str:
+    name = value.removesuffix(".").lower()
+    if not all(LABEL.fullmatch(label) for label in name.split(".")):
+        raise ValueError("must be a DNS name such as vllm.models.svc.cluster.local")
+    return name
+
+
 def _model(value: str) -> str:
     if not value.isprintable():
         raise ValueError("must be printable")
@@ -145,7 +153,9 @@ Digest = Annotated[bytes, BeforeValidator(_digest), PlainSerializer(lambda diges
 ModelName = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_model)]
 Models = Annotated[dict[ModelName, ModelName], BeforeValidator(_renamings)]
 Prices = dict[ModelName, Dollars]
+HostName = Annotated[str, Field(max_length=253), AfterValidator(_host)]
 Port = Annotated[int, BeforeValidator(_number), Field(ge=0, le=65_535)]
+NodePort = Annotated[int, BeforeValidator(_number), Field(ge=1, le=65_535)]
 Retries = Annotated[int, BeforeValidator(_number), Field(ge=0, le=10)]
 Ratio = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1, allow_inf_nan=False)]
 SecondsAToken = Annotated[float, BeforeValidator(_number), Field(ge=0, le=10, allow_inf_nan=False)]

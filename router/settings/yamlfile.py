@@ -29,8 +29,11 @@ MERGE_TAG = "tag:yaml.org,2002:merge"
 VARIABLE = re.compile(r"\$\$\{|\$\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)(?::-(?P<default>[^}]*))?\}|\$\{")
 
 
-def read_file(path: Path, environ: Mapping[str, str]) -> Document:
-    """The document in a file. What stops it from being read becomes its only problem."""
+def read_file(path: Path, environ: Mapping[str, str] | None, *, listed: str = "") -> Document:
+    """The document in a file. What stops it from being read becomes its only problem.
+
+    A list is read as what stands under the key `listed`, if that is given; a file of that kind holds something.
+    """
     document = Document(str(path))
     whole = Place(str(path))
     try:
@@ -45,7 +48,8 @@ def read_file(path: Path, environ: Mapping[str, str]) -> Document:
         if len(data) > MAX_BYTES:
             document.refuse(whole, (), f"is over {MAX_BYTES} bytes")
         else:
-            YamlText(document, environ).read(text)
+            # JSON may be indented by tabs, YAML may not; in JSON a bare tab is nothing but space.
+            YamlText(document, environ).read(text.replace("\t", " ") if path.suffix == ".json" else text, listed)
     return document
 
 
@@ -90,21 +94,25 @@ class YamlText:
         self._source = document.places[()].source
         self._values = 0
 
-    def read(self, text: str) -> None:
-        """Make the text the document's tree."""
-        tree = self.value_of(text)
+    def read(self, text: str, listed: str = "") -> None:
+        """Make the text the document's tree; a list as what stands under `listed`."""
+        tree = self.value_of(text, (listed,) if listed else ())
         if isinstance(tree, dict):
             self._document.tree = tree
+        elif listed and isinstance(tree, list):
+            self._document.tree = {listed: tree}
+        elif listed and not self._document.problems:
+            self._document.refuse(Place(self._source), (), "holds no list; write [] for an empty one")
         elif tree is not None:
             self._document.refuse(Place(self._source, 1), (), "must be a mapping of sections, such as 'server:'")
 
-    def value_of(self, text: str) -> Tree:
-        """The plain value of a text; None when it is empty or cannot be read."""
+    def value_of(self, text: str, at: Loc = ()) -> Tree:
+        """The plain value of a text; None when it is empty or cannot be read. A list's place in the tree is `at`."""
         place = Place(self._source)
         try:
             self._loader = Loader(text)
             node = self._loader.get_single_node()
-            return None if node is None else self._value(node, ())
+            return None if node is None else self._value(node, at if isinstance(node, yaml.SequenceNode) else ())
         except yaml.MarkedYAMLError as error:
             mark = error.problem_mark or error.context_mark
             place = Place(self._source, mark.line + 1) if mark else place

@@ -21,6 +21,8 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=2048, help="tokens of each slot")
     parser.add_argument("--batch", type=int, default=128, help="most prompt tokens of one step")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--template", type=Path, help="a chat template to use instead of the model's own")
+    parser.add_argument("--embeddings", action="store_true", help="answer /v1/embeddings too")
     return parser.parse_args(argv)
 
 
@@ -36,6 +38,10 @@ def serve(options: argparse.Namespace) -> None:
     params.n_batch = params.n_ubatch = options.batch
     params.cpuparams.n_threads = options.threads
     params.endpoint_metrics = params.endpoint_slots = params.offline = True
+    if options.template is not None:
+        params.chat_template = options.template.read_text()
+    if options.embeddings:
+        params.embedding, params.pooling_type = True, xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
     server = xllamacpp.Server(params)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     print(f"listening on {server.listening_address}", flush=True)  # noqa: T201

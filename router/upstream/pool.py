@@ -7,15 +7,19 @@ lock, no total timeout.
 """
 
 import asyncio
+import errno
 from collections.abc import Coroutine
 from types import TracebackType
 from typing import Any, Self
 
-from router.errors import BadAnswer, ConnectFailed, NodeFailed, Stopped, Truncated
+from router.errors import BadAnswer, ConnectFailed, NodeFailed, Overloaded, Stopped, Truncated
 from router.upstream.connection import Bounds, Connection
 from router.upstream.target import Target
 
 __all__ = ["Answer", "Bounds", "Exchange", "Pool"]
+
+STARVED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
+"""What this machine lacks when it cannot even try to connect: no fault of the node."""
 
 
 class Answer:
@@ -122,16 +126,19 @@ class Exchange:
 
 
 class Pool:
-    """Connections to one target. `open` counts those whose transport is not gone, `idle` those of them that wait."""
+    """Connections to one target. `open` counts those whose transport is not gone, `idle` those of them that wait.
 
-    __slots__ = ("_bounds", "_closed", "_emptied", "_idle", "_open", "_target")
+    `bounds` may be replaced at any time and hold for connections made after.
+    """
+
+    __slots__ = ("_closed", "_emptied", "_idle", "_open", "_retired", "_target", "bounds")
 
     def __init__(self, target: Target, bounds: Bounds | None = None) -> None:
         self._target = target
-        self._bounds = bounds or Bounds()
+        self.bounds = bounds or Bounds()
         self._idle: dict[Connection, None] = {}
         self._open: set[Connection] = set()
-        self._closed = False
+        self._closed = self._retired = False
         self._emptied: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -154,9 +161,16 @@ class Pool:
         """Send a complete request head (with its empty line) and body; the block begins when the answer's head is in.
 
         `first_byte_s` bounds sending and waiting for that head, and defaults to the bounds'. Entering raises
-        ConnectFailed, FirstByteTimeout, Truncated or BadAnswer.
+        ConnectFailed, FirstByteTimeout, Truncated or BadAnswer; Overloaded when this process has no descriptor left.
         """
-        return Exchange(self, head, body, self._bounds.first_byte_s if first_byte_s is None else first_byte_s)
+        return Exchange(self, head, body, self.bounds.first_byte_s if first_byte_s is None else first_byte_s)
+
+    def retire(self) -> None:
+        """Close what waits now, and everything else as it is given back. What runs is not touched."""
+        self._retired = True
+        waiting, self._idle = self._idle, {}
+        for connection in waiting:
+            connection.abort()
 
     async def close(self) -> None:
         """Abort every connection, whoever uses it, and wait until the transports are gone. No exchange begins after."""
@@ -175,13 +189,13 @@ class Pool:
         return self._idle.popitem()[0] if self._idle else None
 
     async def connect(self) -> Connection:
-        """A fresh connection within `connect_s`, TLS included. Raises ConnectFailed, Stopped."""
-        target, bound = self._target, self._bounds.connect_s
+        """A fresh connection within `connect_s`, TLS included. Raises ConnectFailed, Overloaded, Stopped."""
+        target, bound = self._target, self.bounds.connect_s
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(bound):
                 _, connection = await loop.create_connection(
-                    lambda: Connection(loop, self._bounds, self),
+                    lambda: Connection(loop, self.bounds, self),
                     target.host,
                     target.port,
                     ssl=target.tls,
@@ -189,6 +203,8 @@ class Pool:
                     ssl_handshake_timeout=bound if target.tls else None,
                 )
         except (OSError, UnicodeError) as exc:
+            if isinstance(exc, OSError) and exc.errno in STARVED:
+                raise Overloaded("The router is out of file descriptors or memory.", retry_after_s=1) from exc
             raise ConnectFailed(f"no connection to {target.host}:{target.port}: {_reason(exc, bound)}") from exc
         # Counted here and not in connection_made: uvloop closes a connect that is cancelled without connection_lost.
         if not connection.gone:
@@ -200,7 +216,8 @@ class Pool:
 
     def give_back(self, connection: Connection) -> None:
         """Keep a connection that may be used again; abort any other."""
-        if connection.spent and not self._closed and len(self._idle) < self._bounds.idle_connections:
+        kept = not (self._closed or self._retired) and len(self._idle) < self.bounds.idle_connections
+        if connection.spent and kept:
             connection.keep()
             self._idle[connection] = None
         else:

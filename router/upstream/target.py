@@ -56,6 +56,11 @@ class Target:
             tls=(tls or _verified()) if parts.scheme == "https" else None,
         )
 
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What a connection depends on: two targets with the same place may share connections."""
+        return self.scheme, self.host, self.port, self.tls
+
     def path(self, path: str, *, rooted: bool = False) -> bytes:
         """The request target for a path below the API base, or below the root when `rooted`."""
         base = self.root_base if rooted else self.api_base

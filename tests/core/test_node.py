@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from router.core.budget import Room
@@ -321,3 +322,18 @@ def test_models_are_those_said_or_else_those_told() -> None:
 )
 def test_room_is_the_prompt_and_what_the_context_leaves(context: int | None, asked: Call, room: Room) -> None:
     assert node_in(context=context).room_for(asked) == room
+
+
+def test_what_the_operator_says_may_change_and_what_was_learnt_stays() -> None:
+    said = node_in().spec
+    node = Node(msgspec.structs.replace(said, tokens=100), reserve=0.25)
+    node.seen(Facts(tokens=400, sequences=8), Load(), 1.0)
+    permit = node.budget.hold(Room(50, 1), Workload.BATCH)
+    node.respec(said, reserve=0.0)
+    assert (node.budget.tokens, node.budget.sequences, node.budget.reserve) == (400, 8, 0.0)
+    node.respec(msgspec.structs.replace(said, tokens=40, sequences=2), reserve=0.5)
+    assert (node.budget.tokens, node.budget.sequences, node.budget.reserve) == (40, 2, 0.5)
+    assert (node.state, node.budget.held()) == (State.READY, Room(50, 1))
+    with permit:
+        pass
+    assert node.budget.held() == Room(0, 0)

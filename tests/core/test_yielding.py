@@ -141,7 +141,17 @@ def test_who_lost_enough_or_is_due_is_not_taken_back() -> None:
     assert begin(LONG, node, past, POLICY, 10.0) == Begin(WaitReason.CHAT_PREFILL), "never into a chat's prompt"
     node.spoke(chat, 10.01, streamed=True)
     assert begin(LONG, node, past, POLICY, 10.1) == Begin(firm=True)
-    assert begin(call(BATCH, 20_000, urgent=True), node, None, POLICY, 10.1) == Begin(firm=True)
+    due = Past()
+    due.urgent = True
+    assert begin(LONG, node, due, POLICY, 10.1) == Begin(firm=True)
+
+
+def test_a_line_that_becomes_due_while_it_is_read_is_left() -> None:
+    node, past = learnt(), Past()
+    reading = node.hold(LONG, 10.0, past)
+    assert victims(SHORT, node, POLICY, 10.5) == (reading,)
+    past.urgent = True
+    assert victims(SHORT, node, POLICY, 10.5) == ()
 
 
 @dataclass

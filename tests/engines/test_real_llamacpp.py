@@ -14,6 +14,7 @@ import pytest
 from router.tools.child import Child
 from tests.engines.conftest import Llamas
 from tests.engines.live import LLAMA_MODEL, SELDOM_S, Llama
+from tests.engines.nightly import beside_chat
 from tests.rig import Connection, ask, chat, eventually, request, stream
 from tests.rig.routers import free_port
 
@@ -256,6 +257,12 @@ async def test_contexts_and_pools_place_chat_and_document(rig, llamas):
     reply = await document
     assert (reply.status, reply.header("x-ebbtide-node")) == (200, "long")
     assert (reply.header("x-ebbtide-workload"), reply.header("x-ebbtide-reason")) == ("interactive", "header")
+
+
+@pytest.mark.timeout(240)
+async def test_forty_lines_are_done_beside_chat_and_read_by_the_sdk(llamas, tmp_path):
+    batch = await beside_chat([llama.entry() for llama in llamas], LLAMA_MODEL, tmp_path, SLOW)
+    assert batch.model == LLAMA_MODEL
 
 
 async def test_a_server_killed_inside_a_stream_is_told_and_seen_when_it_comes_back(rig, weights, tmp_path):

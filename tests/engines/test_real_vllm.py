@@ -10,6 +10,7 @@ from base64 import b64decode
 
 import pytest
 
+from tests.engines.nightly import beside_chat
 from tests.rig import Connection, ask, chat, eventually, request, stream
 
 CHAT = "/v1/chat/completions"
@@ -281,3 +282,11 @@ async def test_many_calls_on_few_connections(app, vllm):
     assert {reply.status for reply in replies} == {200}
     assert all(reply.clean for reply in replies)
     assert not app.node("vllm").faults
+
+
+# batches
+
+
+async def test_forty_lines_are_done_beside_chat_and_read_by_the_sdk(vllm, tmp_path):
+    batch = await beside_chat([vllm.entry()], vllm.model, tmp_path, SETTINGS)
+    assert batch.model == vllm.model

@@ -33,7 +33,7 @@ class Clock:
 
 @asynccontextmanager
 async def probing(specs: Sequence[Spec], *, timeout_s: float = 1.0, key: str | None = None) -> AsyncIterator[Probe]:
-    targets = {spec.name: Target.parse(spec.url, api_key=key) for spec in specs}
+    targets = {spec.url: Target.parse(spec.url, api_key=key) for spec in specs}
     async with Client() as client:
         yield Probe(client, targets, timeout_s=timeout_s)
 

@@ -11,6 +11,7 @@ from router.core.node import FAULTS_TO_DOWN, Load, Sign, Spec, State
 from router.fleet.fleet import FACTS_EVERY
 from tests.fakes import FakeNode
 from tests.fleet.looking import BOTH, Clock, fleet_of, raw_server, spec
+from tests.rig.descriptors import no_descriptors
 
 
 class Counter:
@@ -47,6 +48,18 @@ async def test_a_node_that_answers_is_ready_and_known() -> None:
         await fleet.look(node)
         assert (changed.calls, node.budget.foreign.sequences) == (2, 2)
         assert (fleet.by_name["node"], fleet.trouble, fleet.blind) == (node, {}, set())
+
+
+async def test_a_look_that_could_not_be_made_says_nothing_of_the_node() -> None:
+    async with FakeNode() as fake, fleet_of(spec(fake)) as fleet:
+        node = fleet.nodes[0]
+        node.observe(Sign.GOOD, 1.0, "answered")
+        with no_descriptors():
+            for _ in range(FAULTS_TO_DOWN + 1):
+                await fleet.look(node)
+        assert (node.state, node.misses, len(fleet.trouble)) == (State.READY, 0, 1)
+        await fleet.look(node)
+        assert (node.state, fleet.trouble) == (State.READY, {})
 
 
 async def test_facts_are_read_seldom_and_load_at_each_look() -> None:
@@ -209,7 +222,6 @@ async def test_the_first_look_waits_for_no_silent_node() -> None:
 async def test_no_nodes_at_all() -> None:
     async with fleet_of() as fleet:
         await fleet.first_look(1.0)
-        await fleet.watch()
         assert fleet.model_cards() == []
         assert fleet.interactive_context("tiny") is None
 

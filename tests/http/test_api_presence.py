@@ -153,6 +153,20 @@ async def test_a_stream_that_waits_hears_comments(rig: Rig, path: str) -> None:
     assert all(event.raw != COMMENT for event in events[first_word:])
 
 
+async def test_the_first_comment_keeps_its_time_whenever_the_body_came(rig: Rig) -> None:
+    await rig.node(script=Script(nohead=1.9, n=1))
+    app = await rig.router(server={"heartbeat_s": 1.5})
+    sent = request("/v1/chat/completions", stream())
+    async with await Connection.open(app.port) as line:
+        await line.send(sent[:-2])
+        await asyncio.sleep(0.15)
+        await line.send(sent[-2:])
+        at = monotonic()
+        reply = await line.reply()
+    assert (reply.clean, reply.events[0].raw) == (True, COMMENT)
+    assert 1.45 <= reply.events[0].at - at <= 1.75
+
+
 @pytest.mark.parametrize(
     ("path", "last"), [("/v1/chat/completions", b"data: [DONE]"), ("/v1/responses", None), ("/v1/messages", None)]
 )

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from router.app import FILES
+from router.process import FILES
 from tests.fakes import Script
 from tests.rig import Connection, ask, entry, eventually, request, running_process, stream
 

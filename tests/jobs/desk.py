@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -112,14 +112,20 @@ class Room:
 
 @asynccontextmanager
 async def room(
-    app: App, home: Path, *, terms: Terms | None = None, router: str = "one", kind: type[Store] = Store
+    app: App,
+    home: Path,
+    *,
+    terms: Terms | None = None,
+    router: str = "one",
+    kind: type[Store] = Store,
+    clock: Callable[[], float] | None = None,
 ) -> AsyncIterator[Room]:
     """The batch room of a running router, with its store in `home`; stopping it puts back what runs.
 
-    Lines are tried again after 0.05 to 0.1 s.
+    Lines are tried again after 0.05 to 0.1 s. `clock` is the wall clock of the store.
     """
     inside = app.inside
-    store = await kind.open(f"sqlite:///{home}/batch.db", router=router)
+    store = await kind.open(f"sqlite:///{home}/batch.db", router=router, clock=clock)
     reader = ThreadPoolExecutor(1)
     calls = Calls(inside.fleet, inside.tokens, inside.estimates, reader, long_prompt_tokens=8192)
     runner = Runner(

@@ -98,6 +98,25 @@ def test_pieces_of_a_tool_call_without_a_number_go_on_with_the_last():
     assert calls == [{**first, "function": {"name": "f", "arguments": "{}"}}]
 
 
+def several(first: int) -> list[bytes]:
+    """Two prompts as llama.cpp streams them; `first` is done before the other."""
+    named = {"id": "c", "object": "text_completion", "model": "m"}
+    usage = [{"prompt_tokens": 2, "completion_tokens": 1}, {"prompt_tokens": 7, "completion_tokens": 3}]
+
+    def piece(index: int, text: str, finish: str | None, **more: Any) -> bytes:
+        return event({**named, "choices": [{"index": index, "text": text, "finish_reason": finish}], **more})
+
+    ends = [piece(index, "", "stop", usage=usage[index], timings={"n": index}) for index in (first, 1 - first)]
+    return [b"data: null\n\n", piece(1, "b", None), piece(0, "a", None), *ends, DONE]
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_of_several_prompts_the_first_ones_counts_are_kept(first):
+    body = assembled(Protocol.COMPLETION, *several(first))
+    assert [choice["text"] for choice in body["choices"]] == ["a", "b"]
+    assert (body["usage"], body["timings"]) == ({"prompt_tokens": 2, "completion_tokens": 1}, {"n": 0})
+
+
 def test_an_old_function_call_is_joined():
     call = said({"function_call": {"name": "f", "arguments": "{"}}, {"function_call": {"arguments": "}"}})
     assert call["function_call"] == {"name": "f", "arguments": "{}"}

@@ -1,6 +1,7 @@
 """What goes wrong around the lines: the store, the leases, lines that kill nodes, floods of lines."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -179,6 +180,7 @@ async def test_many_lines_are_drained_quickly_and_few_are_held(rig, tmp_path):
             await asyncio.sleep(0.02)
         took = monotonic() - began
         results = await jobs.drained(batch)
+        assert not jobs.runner._ahead.bytes
     assert results.batch.completed == 1000
     assert most < 400
     assert took < 40
@@ -191,3 +193,21 @@ async def test_every_caller_id_is_its_own_call(rig, tmp_path):
         await jobs.drained(await jobs.submit([line(1)]))
     ids = Counter(seen.header("x-request-id") for seen in node.seen)
     assert len(ids) == 3
+
+
+async def test_a_clock_that_is_set_an_hour_on_and_two_back(rig, tmp_path):
+    """Nothing under way is begun again, and nothing that waits for a moment waits for the clock to come there again."""
+    node = await rig.node(slots=4)
+    node.on_request = lambda seen: Script(ttft=0.05, status=503 if node.accepted in (12, 22) else None)
+    app = await rig.router(upstream={"retries": 0})
+    ahead = 0.0
+    async with room(app, tmp_path, clock=lambda: time.time() + ahead) as jobs:
+        batch = await jobs.submit(line(number) for number in range(30))
+        for step, after in ((3600.0, 10), (-7200.0, 20)):
+            await eventually(lambda after=after: node.accepted >= after, within=5)
+            ahead += step
+            await jobs.store.beat()
+            await jobs.store.prune()
+        results = await jobs.drained(batch)
+    assert (results.batch.state, results.batch.completed) == (BatchState.COMPLETED, 30)
+    assert node.accepted == 32

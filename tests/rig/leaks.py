@@ -20,16 +20,22 @@ class Baseline:
     def __init__(self) -> None:
         self._tasks = asyncio.all_tasks()
 
-    def new(self) -> list[str]:
-        """Names of tasks that were not there, without the current one and those of the fakes."""
+    def new(self, expected: Iterable[str] = ()) -> list[str]:
+        """Tasks that were not there, without the current one, those of the fakes, and one of each `expected` name."""
         tasks = asyncio.all_tasks() - self._tasks - {asyncio.current_task()}
-        return sorted(str(task) for task in tasks if not task.get_name().startswith("fake-") and not task.done())
+        allowed, found = list(expected), []
+        for task in tasks:
+            if task.get_name() in allowed:
+                allowed.remove(task.get_name())
+            elif not task.get_name().startswith("fake-") and not task.done():
+                found.append(str(task))
+        return sorted(found)
 
 
 def held(app: App) -> list[str]:
-    """Rooms still held, on every node."""
+    """Rooms still held, on every node, those that were let go included."""
     found = []
-    for node in app.nodes:
+    for node in (*app.nodes, *app.inside.roster.leaving):
         room = node.budget.held()
         if room.tokens or room.sequences or list(node.budget):
             found.append(f"{node.name} holds {room}")
@@ -47,9 +53,12 @@ def leaks(app: App, nodes: Iterable[FakeNode], baseline: Baseline) -> list[str]:
     found += [f"pool {name}: {pool.open - pool.idle} busy" for name, pool in _pools(app) if pool.open != pool.idle]
     found += [f"{node.name}: {node.inflight} in flight" for node in nodes if node.inflight]
     found += [f"{node.name}: {node.faults}" for node in nodes if node.faults]
+    found += [f"{node.name} is still leaving" for node in app.inside.roster.leaving]
     found += [f"{len(app.inside.dispatcher.trips)} trips"] * bool(app.inside.dispatcher.trips)
     found += [f"{app.waiting} waiting"] * bool(app.waiting)
-    found += [f"task {task}" for task in baseline.new()]
+    sources = [f"discovery {name}" for name in app.inside.roster.discovery.told]
+    watches = [f"watch {node.name}" for node in app.nodes]
+    found += [f"task {task}" for task in baseline.new([*watches, *sources])]
     return found
 
 

@@ -7,11 +7,12 @@ fails.
 
 import asyncio
 import os
+import signal
 import socket
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,11 @@ class App:
         """Calls that wait for room."""
         return len(self.inside.admission.waiters())
 
+    async def reload(self, settings: Mapping[str, Any]) -> list[str]:
+        """Take in settings as at SIGHUP; what changed, in words."""
+        with _written(settings) as path:
+            return [str(change) for change in await self.inside.reload(_loaded(path))]
+
     async def metrics(self) -> dict[str, float]:
         """Every sample of /metrics: `name{labels}` to value."""
         return samples((await ask(self.port, path="/metrics", method="GET")).body.decode())
@@ -91,19 +97,33 @@ def samples(text: str) -> dict[str, float]:
 
 
 @asynccontextmanager
-async def running_app(settings: Mapping[str, Any], *, ready: bool = True) -> AsyncIterator[App]:
-    """The router in the test's own loop. With `ready` every node has been seen before the block begins."""
-    from router.app import running
-    from router.settings import load
+async def running_app(settings: Mapping[str, Any], *, ready: bool = True, **options: Any) -> AsyncIterator[App]:
+    """The router in the test's own loop. With `ready` every node has been seen before the block begins.
 
-    with tempfile.TemporaryDirectory() as home:
-        path = Path(home) / "ebbtide.yaml"
-        path.write_text(yaml.safe_dump(with_quick_bounds(settings)))
-        async with running(load(path, {})) as inside:
+    `options` are those of `router.app.running`.
+    """
+    from router.app import running
+
+    with _written(settings) as path:
+        async with running(_loaded(path), **options) as inside:
             app = App(inside, inside.port)
             if ready:
                 await eventually(lambda: all(str(node.state) == "ready" for node in app.nodes), within=5)
             yield app
+
+
+@contextmanager
+def _written(settings: Mapping[str, Any]) -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as home:
+        path = Path(home) / "ebbtide.yaml"
+        path.write_text(yaml.safe_dump(with_quick_bounds(settings)))
+        yield path
+
+
+def _loaded(path: Path) -> Any:
+    from router.settings import load
+
+    return load(path, {})
 
 
 @dataclass
@@ -113,6 +133,7 @@ class RouterProcess:
     process: asyncio.subprocess.Process
     port: int
     log: Path
+    config: Path
 
     @property
     def url(self) -> str:
@@ -121,6 +142,15 @@ class RouterProcess:
     @property
     def said(self) -> str:
         return self.log.read_text()
+
+    async def hang_up(self, text: str) -> str:
+        """Write this as the settings file, send SIGHUP, and return what was logged until it was dealt with."""
+        before = len(self.said)
+        self.config.write_text(text)
+        self.process.send_signal(signal.SIGHUP)
+        done = ("settings reloaded", "settings not reloaded")
+        await eventually(lambda: any(words in self.said[before:] for words in done), within=START_S)
+        return self.said[before:]
 
 
 @asynccontextmanager
@@ -136,7 +166,7 @@ async def running_process(
         process = await asyncio.create_subprocess_exec(
             *command, cwd=home, stdout=sink, stderr=sink, env=os.environ | _import_path() | dict(env or {})
         )
-    router = RouterProcess(process, port, log)
+    router = RouterProcess(process, port, log, config)
     try:
         await _until_ready(router)
         yield router

@@ -7,7 +7,7 @@ from typing import Any, Self
 from sqlalchemy import text
 
 from router.core.job import BATCH_FINAL, BatchState
-from router.jobs.store import BatchRow, Event, JobRow, NewBatch, NewJob, NewResult, Store, Tokens
+from router.jobs.store import BatchRow, Event, JobRow, NewBatch, NewJob, NewResult, Pace, Store, Tokens
 
 CHAT = "/v1/chat/completions"
 
@@ -81,6 +81,12 @@ class Bench:
     async def claim(self, limit: int = 100, store: Store | None = None, **options: Any) -> list[JobRow]:
         """Claim lines of model `m`."""
         return await (store or self.store).claim(**{"models": ["m"], "limit": limit, "lease_s": 30.0, **options})
+
+    async def pace(self, batch: BatchRow, store: Store | None = None) -> Pace:
+        """How a batch gets on, as one of the routers sees it."""
+        watched = await (store or self.store).watched(batch.caller, batch.id)
+        assert watched is not None
+        return watched[1]
 
     async def finish_all(self, store: Store | None = None) -> int:
         """Answer every line that can be claimed."""

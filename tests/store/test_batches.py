@@ -231,14 +231,14 @@ async def test_what_waits_and_how_fast(bench: Bench) -> None:
     assert (await bench.again(first)).waiting == "no node has room"
     (job,) = await bench.claim(1)
     assert job.batch_id == second.id
-    pace = await bench.store.pace(first)
+    pace = await bench.pace(first)
     assert (pace.running, pace.ahead, pace.done_last) == (0, 3, 0)
     await bench.store.finish(job, answer(job))
-    pace = await bench.store.pace(first)
+    pace = await bench.pace(first)
     assert (pace.ahead, pace.done_last) == (2, 1)
     other = await bench.router("other")
     await bench.store.beat()
-    assert (await other.pace(first)).done_last == 1
+    assert (await bench.pace(first, other)).done_last == 1
 
 
 async def test_what_a_caller_holds(bench: Bench) -> None:

@@ -140,3 +140,14 @@ async def test_bells_ring(bench: Bench, topic: Topic) -> None:
     assert await bench.store.wakes.wait(topic, seen, timeout_s=10) > seen
     now = bench.store.wakes.count(topic)
     assert await bench.store.wakes.wait(topic, now, timeout_s=0.01) == now
+
+
+async def test_a_clock_that_is_set_back_makes_no_line_wait_for_it(bench: Bench) -> None:
+    """A line may wait for some minutes at most, so one that is to wait longer is due."""
+    await bench.running(1)
+    (job,) = await bench.claim()
+    await bench.store.put_back(job, not_before=bench.clock.now + 60, charged=True)
+    assert await bench.claim() == []
+    bench.clock.tick(-3600)
+    (again,) = await bench.claim()
+    assert again.key == job.key

@@ -285,3 +285,22 @@ def test_a_closed_pool_begins_nothing(run):
             await pool.close()
 
     run(scenario())
+
+
+def test_a_retired_pool_ends_what_runs_and_keeps_nothing(run):
+    """A node that was let go: what waits is closed now, what runs when it is over, and a late call is served too."""
+
+    async def scenario():
+        async with joined(answering(OK)) as (pool, _):
+            async with pool.exchange(GET) as answer:
+                await whole(pool)
+                assert (pool.open, pool.idle) == (2, 1)
+                pool.retire()
+                await until(lambda: pool.open == 1)
+                assert pool.idle == 0
+                assert await answer.all(2**20) == b"ok"
+            await until(lambda: pool.open == 0)
+            assert await whole(pool) == (200, b"ok")
+            await until(lambda: pool.open == 0)
+
+    run(scenario())

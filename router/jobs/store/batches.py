@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 
 import msgspec
-from sqlalchemy import RowMapping, func, select, update
+from sqlalchemy import Double, RowMapping, Text, bindparam, func, select, update
 
 from router.core.job import BatchEvent, BatchState, JobState, sources, urgency
 from router.core.lateness import Standing, Standings
 from router.core.wellformed import mended
 from router.errors import Conflict, NotFound
-from router.jobs.schema import batches, files, jobs
-from router.jobs.store.database import Transaction
+from router.jobs.schema import batches, files, jobs, routers
+from router.jobs.store.database import Query, Transaction
 from router.jobs.store.files import visible
 from router.jobs.store.rows import BatchRow, NewBatch, Pace, Prefix, batch_row, new_id
 from router.jobs.store.shelf import Shelf, is_state, known, locked
@@ -24,13 +24,41 @@ _STANDING = ("model", "expires_at", "window_s", "left")
 LEFT = batches.c.total - batches.c.completed - batches.c.failed - batches.c.stopped
 """Lines of a batch that have no end yet."""
 
+ONE = select(batches).where(batches.c.caller == bindparam("of_caller"), batches.c.id == bindparam("of_id"))
+
+
+OTHERS = select(func.coalesce(func.sum(routers.c.pace), 0)).where(
+    routers.c.id != bindparam("me", type_=Text), routers.c.beat_at >= bindparam("since", type_=Double)
+)
+"""The pace of the other live routers."""
+
+
+def _watched() -> Query:
+    """A batch, its running lines, lines of others that go first, and the pace of the other live routers."""
+    first = batches.alias()
+    left = first.c.total - first.c.completed - first.c.failed - first.c.stopped
+    ahead = select(func.coalesce(func.sum(left), 0)).where(
+        is_state(first.c.state, BatchState.IN_PROGRESS),
+        first.c.urgency < batches.c.urgency,
+        first.c.number != batches.c.number,
+    )
+    running = select(func.count()).where(jobs.c.batch == batches.c.number, is_state(jobs.c.state, JobState.RUNNING))
+    return ONE.add_columns(
+        running.correlate(batches).scalar_subquery().label("running"),
+        ahead.correlate(batches).scalar_subquery().label("ahead"),
+        OTHERS.scalar_subquery().label("pace_of_others"),
+    )
+
+
+WATCHED = _watched()
+
 
 class Batches(Shelf):
     """Batches as callers see them."""
 
     async def create_batch(self, new: NewBatch) -> BatchRow:
         """Write a batch down, to be validated. That its input file is unknown is for the validation to say."""
-        async with self._db.write() as tx:
+        async with self._db.write(grows=True) as tx:
             twin = await self._twin(tx, new)
             if twin is not None:
                 return batch_row(twin)
@@ -92,7 +120,7 @@ class Batches(Shelf):
         if not known(batch_id):
             return None
         async with self._db.read() as tx:
-            row = await tx.first(select(batches).where(batches.c.caller == caller, batches.c.id == batch_id))
+            row = await tx.first(ONE, {"of_caller": caller, "of_id": batch_id})
             return batch_row(row) if row else None
 
     async def batches(self, caller: str, *, limit: int = 20, after: str | None = None) -> tuple[list[BatchRow], bool]:
@@ -139,17 +167,17 @@ class Batches(Shelf):
                 told = None if why is None else mended(why)
                 await tx.run(update(batches).where(batches.c.id == batch_id, ACTIVE).values(waiting=told))
 
-    async def pace(self, batch: BatchRow) -> Pace:
-        """How a batch gets on, for an estimate of its end."""
-        left = func.coalesce(func.sum(LEFT), 0)
-        first = (is_state(batches.c.state, BatchState.IN_PROGRESS), batches.c.urgency < batch.urgency)
-        mine = (jobs.c.batch == batch.number, is_state(jobs.c.state, JobState.RUNNING))
+    async def watched(self, caller: str, batch_id: str) -> tuple[BatchRow, Pace] | None:
+        """One batch of this caller and how it gets on, for an estimate of its end. What a poll costs: one statement."""
+        if not known(batch_id):
+            return None
         async with self._db.read() as tx:
-            return Pace(
-                running=await tx.scalar(select(func.count()).select_from(jobs).where(*mine)),
-                ahead=int(await tx.scalar(select(left).where(*first, batches.c.number != batch.number))),
-                done_last=await self._pace(tx),
-            )
+            now = await tx.now()
+            row = await tx.first(WATCHED, {"of_caller": caller, "of_id": batch_id, **self._others(now)})
+        if row is None:
+            return None
+        done_last = self._own_pace(now) + int(row["pace_of_others"])
+        return batch_row(row), Pace(running=row["running"], ahead=int(row["ahead"]), done_last=done_last)
 
     async def standings(self, limit: int = 256) -> Standings:
         """How the batches in progress stand, at most `limit` in the order they are served."""
@@ -157,14 +185,15 @@ class Batches(Shelf):
         going = select(*columns).where(is_state(batches.c.state, BatchState.IN_PROGRESS), LEFT > 0)
         async with self._db.read() as tx:
             rows = await tx.all(going.order_by(batches.c.urgency, batches.c.number).limit(limit))
+            now = await tx.now()
             return Standings(
-                now=await tx.now(),
+                now=now,
                 batches=[Standing(batch_id=row["id"], **{key: row[key] for key in _STANDING}) for row in rows],
-                done=await self._pace(tx),
+                done=self._own_pace(now) + int(await tx.scalar(OTHERS, self._others(now))),
             )
 
-    async def _pace(self, tx: Transaction) -> int:
-        raise NotImplementedError
+    def _others(self, now: float) -> dict[str, object]:
+        return {"me": self.router, "since": now - self._stale_s}
 
 
 async def stop_running(tx: Transaction, batch: int, state: JobState) -> int:

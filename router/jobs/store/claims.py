@@ -4,16 +4,17 @@ Whose turn it is comes from `core.job.share`; the order inside a batch is an ind
 ends by the clock: it knows what it runs, and a clock that steps must not make it run a line twice.
 """
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
+from typing import Any
 
-from sqlalchemy import RowMapping, func, literal, or_, select, update
+from sqlalchemy import BigInteger, Double, RowMapping, Text, bindparam, func, literal, or_, select, update
 
-from router.core.job import BatchState, JobState, Ready, share
+from router.core.job import RETRY_S, BatchState, JobState, Ready, share
 from router.jobs.schema import batches, jobs
-from router.jobs.store.database import Condition, Query, Transaction
+from router.jobs.store.database import Condition, Query, Row, Transaction
 from router.jobs.store.rows import JobRow
-from router.jobs.store.shelf import STEP_ROWS, Shelf, is_state, locked, of_lines
+from router.jobs.store.shelf import OF_BATCH, STEP_ROWS, THESE, Shelf, is_state, locked, of_lines
 from router.jobs.store.wakes import Topic
 
 BATCHES_AT_ONCE = 256
@@ -23,6 +24,63 @@ QUEUED = is_state(jobs.c.state, JobState.QUEUED)
 ORDER = (jobs.c.prefix, jobs.c.size.desc(), jobs.c.line)
 """The same order as `core.job.job_order`, and that of an index."""
 
+OF_ROW = tuple(name for name in JobRow.__struct_fields__ if name in jobs.c)
+"""What a claimed line has of its own; the rest is its batch's."""
+_NOW = bindparam("now", type_=Double)
+_ME = bindparam("me", type_=Text)
+_UNTIL = bindparam("until", type_=Double)
+_AT_MOST = bindparam("at_most", type_=BigInteger)
+_MODELS = bindparam("models", type_=Text, expanding=True)
+_DUE = or_(jobs.c.not_before <= _NOW, jobs.c.not_before > _NOW + RETRY_S[1])
+"""A wait longer than any there is was begun before the clock was set back."""
+_WAITING = QUEUED & _DUE & jobs.c.model.in_(_MODELS)
+
+
+def _ready() -> Query:
+    """Batches in progress with how many of their lines may be claimed, counted no further than `at_most`."""
+    lines = select(literal(1).label("one")).where(jobs.c.batch == batches.c.number, _WAITING)
+    counted = lines.order_by(*ORDER).limit(_AT_MOST).correlate(batches).subquery()  # ordered: so the index is used
+    columns = batches.c.number, batches.c.id, batches.c.caller, batches.c.endpoint, batches.c.input
+    return (
+        select(
+            *columns,
+            batches.c.urgency,
+            batches.c.expires_at,
+            select(func.count()).select_from(counted).scalar_subquery().label("lines"),
+        )
+        .where(
+            is_state(batches.c.state, BatchState.IN_PROGRESS),
+            batches.c.expires_at > _NOW,
+            or_(batches.c.model.is_(None), batches.c.model.in_(_MODELS)),
+        )
+        .order_by(batches.c.urgency, batches.c.number)
+        .limit(BATCHES_AT_ONCE)
+    )
+
+
+def _held_by(owner: Condition) -> Query:
+    """Running lines of some routers, a step of them, but those that somebody has locked."""
+    return locked(select(jobs.c.batch, jobs.c.line).where(RUNNING, owner).limit(STEP_ROWS), skip=True)
+
+
+READY = _ready()
+_LINE = [(jobs.c.epoch + 1).label("epoch") if name == "epoch" else jobs.c[name] for name in OF_ROW]
+NEXT = locked(select(*_LINE).where(jobs.c.batch == OF_BATCH, _WAITING).order_by(*ORDER).limit(_AT_MOST), skip=True)
+"""Lines as they will be once they are claimed."""
+LEASE = update(jobs).where(THESE).values(state=JobState.RUNNING, owner=_ME, epoch=jobs.c.epoch + 1, lease_until=_UNTIL)
+CALLERS = (
+    select(batches.c.caller, func.count().label("lines"))
+    .join(jobs, jobs.c.batch == batches.c.number)
+    .where(RUNNING)
+    .group_by(batches.c.caller)
+)
+"""Lines running for each caller."""
+LAPSED = _held_by((jobs.c.lease_until < _NOW) & (jobs.c.owner != _ME))
+ANY_LAPSED = select(jobs.c.line).where(RUNNING, jobs.c.lease_until < _NOW, jobs.c.owner != _ME).limit(1)
+HELD_BY = _held_by(jobs.c.owner == _ME)
+MINE = locked(select(jobs.c.line, jobs.c.epoch).where(THESE, RUNNING, jobs.c.owner == _ME).order_by(jobs.c.line))
+EXTEND = update(jobs).where(THESE).values(lease_until=_UNTIL)
+
 
 class Claims(Shelf):
     """Lines under lease."""
@@ -31,29 +89,25 @@ class Claims(Shelf):
         """At most `limit` lines for these models, in the order they are due to run, for `lease_s` seconds."""
         if limit < 1 or not models:
             return []
+        asked: dict[str, Any] = {"models": sorted(models), "me": self.router}
         async with self._db.read() as tx:
-            now = await tx.now()
-            anything = any(row["lines"] for row in await tx.all(_ready(models, 1, now)))
-            if not anything and await tx.first(select(jobs.c.line).where(self._lapsed(now)).limit(1)) is None:
+            asked |= {"now": await tx.now(), "at_most": 1}
+            anything = any(row["lines"] for row in await tx.all(READY, asked))
+            if not anything and await tx.first(ANY_LAPSED, asked) is None:
                 return []
         async with self._db.write() as tx:
-            now = await tx.now()
-            await self._release(tx, self._lapsed(now))
-            found = {row["number"]: row for row in await tx.all(_ready(models, limit, now)) if row["lines"]}
+            asked |= {"now": await tx.now(), "until": await tx.now() + lease_s}
+            await self._release(tx, LAPSED, asked)
+            found = {row["number"]: row for row in await tx.all(READY, asked | {"at_most": limit}) if row["lines"]}
             ready = [
                 Ready(number=row["number"], caller=row["caller"], urgency=row["urgency"], lines=row["lines"])
                 for row in found.values()
             ]
+            callers = {row["caller"]: row["lines"] for row in await tx.all(CALLERS)}
             claimed: list[JobRow] = []
-            for number, lines in share(ready, await _running(tx), limit, now).items():
-                claimed += await self._take(tx, found[number], _next_lines(number, models, lines, now), now + lease_s)
+            for number, lines in share(ready, callers, limit, asked["now"]).items():
+                claimed += await _take(tx, found[number], asked | {"of_batch": number, "at_most": lines})
             return claimed
-
-    async def _take(self, tx: Transaction, batch: RowMapping, query: Query, until: float) -> list[JobRow]:
-        rows = await tx.all(query)
-        lease = {"state": JobState.RUNNING, "owner": self.router, "epoch": jobs.c.epoch + 1, "lease_until": until}
-        await tx.run(update(jobs).where(of_lines(batch["number"], (row["line"] for row in rows))).values(**lease))
-        return [_job_row(batch, row) for row in rows]
 
     async def extend(self, held: Collection[JobRow], lease_s: float) -> set[tuple[str, int]]:
         """Keep these lines longer; the keys of those that are not ours any more."""
@@ -67,12 +121,11 @@ class Claims(Shelf):
         return lost
 
     async def _extend(self, tx: Transaction, number: int, group: list[JobRow], until: float) -> set[tuple[str, int]]:
-        mine = of_lines(number, (job.line for job in group)) & RUNNING & (jobs.c.owner == self.router)
-        rows = await tx.all(locked(select(jobs.c.line, jobs.c.epoch).where(mine).order_by(jobs.c.line)))
-        epochs = {row["line"]: row["epoch"] for row in rows}
+        asked = {"of_batch": number, "of_lines": [job.line for job in group], "me": self.router}
+        epochs = {row["line"]: row["epoch"] for row in await tx.all(MINE, asked)}
         kept = [job.line for job in group if epochs.get(job.line) == job.epoch]
         if kept:
-            await tx.run(update(jobs).where(of_lines(number, kept)).values(lease_until=until))
+            await tx.run(EXTEND, {"of_batch": number, "of_lines": kept, "until": until})
         return {job.key for job in group if epochs.get(job.line) != job.epoch}
 
     async def put_back(
@@ -87,13 +140,10 @@ class Claims(Shelf):
             tx.wake(Topic.JOBS)
             return bool(await tx.run(changed))
 
-    def _lapsed(self, now: float) -> Condition:
-        return RUNNING & (jobs.c.lease_until < now) & (jobs.c.owner != self.router)
-
-    async def _release(self, tx: Transaction, which: Condition) -> int:
+    async def _release(self, tx: Transaction, which: Query, asked: Mapping[str, Any]) -> int:
         """Take lines from routers that are lost."""
         waits = {"state": JobState.QUEUED, "owner": None, "lease_until": None, "returns": jobs.c.returns + 1}
-        rows = await tx.all(locked(select(jobs.c.batch, jobs.c.line).where(which).limit(STEP_ROWS), skip=True))
+        rows = await tx.all(which, asked)
         for number, lines in _by_batch(rows):
             await tx.run(update(jobs).where(of_lines(number, lines) & RUNNING).values(**waits))
         if rows:
@@ -108,44 +158,19 @@ def _by_batch(rows: Sequence[RowMapping]) -> Iterable[tuple[int, list[int]]]:
     return grouped.items()
 
 
-def _waiting(models: Collection[str], now: float) -> tuple[Condition, ...]:
-    return QUEUED, jobs.c.not_before <= now, jobs.c.model.in_(sorted(models))
+async def _take(tx: Transaction, batch: RowMapping, asked: Mapping[str, Any]) -> list[JobRow]:
+    rows = await tx.rows(NEXT, asked)
+    if rows:
+        await tx.run(LEASE, {**asked, "of_lines": [row.line for row in rows]})
+    return [_job_row(batch, row) for row in rows]
 
 
-def _ready(models: Collection[str], limit: int, now: float) -> Query:
-    """Batches in progress with how many of their lines may be claimed, counted no further than `limit`."""
-    lines = select(literal(1).label("one")).where(jobs.c.batch == batches.c.number, *_waiting(models, now))
-    counted = lines.order_by(*ORDER).limit(limit).correlate(batches).subquery()  # ordered, so that the index is used
-    columns = batches.c.number, batches.c.id, batches.c.caller, batches.c.endpoint, batches.c.input
-    return (
-        select(
-            *columns,
-            batches.c.urgency,
-            batches.c.expires_at,
-            select(func.count()).select_from(counted).scalar_subquery().label("lines"),
-        )
-        .where(
-            is_state(batches.c.state, BatchState.IN_PROGRESS),
-            batches.c.expires_at > now,
-            or_(batches.c.model.is_(None), batches.c.model.in_(sorted(models))),
-        )
-        .order_by(batches.c.urgency, batches.c.number)
-        .limit(BATCHES_AT_ONCE)
+def _job_row(batch: RowMapping, row: Row) -> JobRow:
+    return JobRow(
+        batch_id=batch["id"],
+        caller=batch["caller"],
+        endpoint=batch["endpoint"],
+        input=batch["input"],
+        expires_at=batch["expires_at"],
+        **dict(zip(OF_ROW, row, strict=True)),
     )
-
-
-def _next_lines(number: int, models: Collection[str], lines: int, now: float) -> Query:
-    query = select(jobs).where(jobs.c.batch == number, *_waiting(models, now)).limit(lines)
-    return locked(query.order_by(*ORDER), skip=True)
-
-
-async def _running(tx: Transaction) -> dict[str, int]:
-    """Lines running for each caller."""
-    query = select(batches.c.caller, func.count().label("lines")).join(jobs, jobs.c.batch == batches.c.number)
-    return {row["caller"]: row["lines"] for row in await tx.all(query.where(RUNNING).group_by(batches.c.caller))}
-
-
-def _job_row(batch: RowMapping, row: RowMapping) -> JobRow:
-    plain = {name: row[name] for name in JobRow.__struct_fields__ if name in row}
-    plain |= {name: batch[name] for name in ("caller", "endpoint", "input", "expires_at")}
-    return JobRow(**plain | {"batch_id": batch["id"], "epoch": row["epoch"] + 1})

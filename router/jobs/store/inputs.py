@@ -54,6 +54,14 @@ class Inputs(Shelf):
             raise told
         return told
 
+    async def lines(self, jobs: Sequence[JobRow]) -> list[bytes | None]:
+        """The bytes of many lines at once; None for one whose input is not there."""
+        found: list[bytes | None] = []
+        for start in range(0, len(jobs), SHARED_LINES):
+            told = await self._read(jobs[start : start + SHARED_LINES])
+            found += [None if isinstance(line, StoreError) else line for line in told]
+        return found
+
     async def _read(self, wanted: Sequence[JobRow]) -> list[bytes | StoreError]:
         ordered = sorted(wanted, key=lambda job: job.batch)
         found: dict[tuple[int, int], bytes] = {}

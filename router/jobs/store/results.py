@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from sqlalchemy import bindparam, case, insert, select, update
+from sqlalchemy import BigInteger, bindparam, case, insert, select, update
 
 from router.core.job import JobState
 from router.jobs.schema import batches, jobs, results
 from router.jobs.store.database import Database, Transaction
 from router.jobs.store.rows import JobRow, NewResult
-from router.jobs.store.shelf import Shelf, locked, of_lines
+from router.jobs.store.shelf import THESE, Shelf, locked
 from router.jobs.store.together import Together
 
 SHARED_LINES = 500
@@ -23,11 +23,11 @@ SHARED_BYTES = 8 * 2**20
 
 Ending = tuple[JobRow, NewResult]
 
-END = (
-    update(jobs)
-    .where(jobs.c.batch == bindparam("of_batch"), jobs.c.line == bindparam("of_line"))
-    .values(state=bindparam("ended"), owner=None, lease_until=None)
-)
+_BATCHES = bindparam("of_batches", type_=BigInteger, expanding=True)
+LOCK = locked(select(batches.c.number).where(batches.c.number.in_(_BATCHES)).order_by(batches.c.number))
+THERE = locked(select(jobs.c.line, jobs.c.state, jobs.c.owner, jobs.c.epoch).where(THESE).order_by(jobs.c.line))
+END = update(jobs).where(THESE).values(state=bindparam("ended"), owner=None, lease_until=None)
+KEEP = insert(results)
 
 
 class Results(Shelf):
@@ -54,8 +54,7 @@ class Results(Shelf):
     async def _write(self, tx: Transaction, endings: Sequence[Ending]) -> set[tuple[tuple[str, int], int]]:
         """Keep what is ours to keep; which lines are kept now, by key and epoch."""
         ordered = sorted(endings, key=lambda ending: (ending[0].batch, ending[0].line))
-        numbers = sorted({job.batch for job, _ in ordered})
-        await tx.all(locked(select(batches.c.number).where(batches.c.number.in_(numbers)).order_by(batches.c.number)))
+        await tx.all(LOCK, {"of_batches": sorted({job.batch for job, _ in ordered})})
         kept: set[tuple[tuple[str, int], int]] = set()
         for number, group in groupby(ordered, key=lambda ending: ending[0].batch):
             kept |= await self._write_batch(tx, number, list(group))
@@ -64,18 +63,17 @@ class Results(Shelf):
     async def _write_batch(
         self, tx: Transaction, number: int, group: Sequence[Ending]
     ) -> set[tuple[tuple[str, int], int]]:
-        found = select(jobs.c.line, jobs.c.state, jobs.c.owner, jobs.c.epoch)
-        lines = found.where(of_lines(number, (job.line for job, _ in group))).order_by(jobs.c.line)
-        there = {row["line"]: row for row in await tx.all(locked(lines))}
+        asked = {"of_batch": number, "of_lines": [job.line for job, _ in group]}
+        there = {row.line: row for row in await tx.rows(THERE, asked)}
         kept: set[tuple[tuple[str, int], int]] = set()
         new: dict[int, Ending] = {}
         for job, result in group:
             row = there.get(job.line)
-            if row is None or row["epoch"] != job.epoch:
+            if row is None or row.epoch != job.epoch:
                 continue
-            if row["state"] == JobState.RUNNING and row["owner"] == self.router:
+            if row.state == JobState.RUNNING and row.owner == self.router:
                 new.setdefault(job.line, (job, result))
-            elif JobState(row["state"]) not in (JobState.DONE, JobState.FAILED):
+            elif row.state not in (JobState.DONE, JobState.FAILED):
                 continue
             kept.add((job.key, job.epoch))
         if new:
@@ -84,12 +82,11 @@ class Results(Shelf):
 
     async def _insert(self, tx: Transaction, number: int, endings: Sequence[Ending]) -> None:
         now = await tx.now()
-        ends = [
-            {"of_batch": number, "of_line": job.line, "ended": JobState.DONE if result.done else JobState.FAILED}
-            for job, result in endings
-        ]
-        await tx.run(END, ends)
-        await tx.run(insert(results), [_result(job, result, now) for job, result in endings])
+        for state, done in ((JobState.DONE, True), (JobState.FAILED, False)):
+            lines = [job.line for job, result in endings if result.done is done]
+            if lines:
+                await tx.run(END, {"of_batch": number, "of_lines": lines, "ended": state})
+        await tx.run(KEEP, [_result(job, result, now) for job, result in endings])
         await tx.run(update(batches).where(batches.c.number == number).values(**_counted(endings)))
 
 

@@ -10,8 +10,8 @@ from contextlib import suppress
 from sqlalchemy import RowMapping, delete, select, update
 
 from router.errors import StoreError
-from router.jobs.schema import batches, files, jobs, routers
-from router.jobs.store.claims import RUNNING, Claims
+from router.jobs.schema import batches, files, routers
+from router.jobs.store.claims import HELD_BY, Claims
 from router.jobs.store.database import Transaction
 from router.jobs.store.rows import RouterRow
 from router.jobs.store.shelf import is_state
@@ -19,8 +19,6 @@ from router.jobs.store.wakes import Topic
 
 BEAT_S = 2.0
 """Seconds between beats."""
-PACE_S = 60.0
-"""Lines finished in the last so many seconds are a router's pace."""
 
 
 class Routers(Claims):
@@ -81,7 +79,7 @@ class Routers(Claims):
         held = {"owner": None, "lease_until": None}
         if await tx.run(update(batches).where(batches.c.owner == router).values(**held)):
             tx.wake(Topic.BATCHES)
-        await self._release(tx, RUNNING & (jobs.c.owner == router))
+        await self._release(tx, HELD_BY, {"me": router})
         half = is_state(files.c.state, "writing") & (files.c.writer == router)
         await tx.run(update(files).where(half).values(state="deleting", writer=None))
         await tx.run(delete(routers).where(routers.c.id == router))
@@ -90,15 +88,3 @@ class Routers(Claims):
         """Give everything back and be known no more."""
         async with self._db.write() as tx:
             await self._bury(tx, self.router)
-
-    def _own_pace(self, now: float) -> int:
-        while self._finished and self._finished[0][0] < now - PACE_S:
-            self._finished.popleft()
-        return sum(lines for _, lines in self._finished)
-
-    async def _pace(self, tx: Transaction) -> int:
-        """Lines all live routers finished in the last minute."""
-        now = await tx.now()
-        others = (routers.c.id != self.router, routers.c.beat_at >= now - self._stale_s)
-        rows = await tx.all(select(routers.c.pace).where(*others))
-        return self._own_pace(now) + sum(int(row["pace"]) for row in rows)

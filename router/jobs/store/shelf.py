@@ -4,15 +4,21 @@ import re
 from collections import deque
 from collections.abc import Iterable
 
-from sqlalchemy import ColumnElement, literal_column
+from sqlalchemy import BigInteger, ColumnElement, bindparam, literal_column
 
 from router.jobs.schema import jobs
 from router.jobs.store.database import Condition, Database, Query
 from router.jobs.store.measures import Measures
 from router.jobs.store.wakes import Wakes
 
+OF_BATCH = bindparam("of_batch", type_=BigInteger)
+OF_LINES = bindparam("of_lines", type_=BigInteger, expanding=True)
+"""Which rows of `jobs` a statement is about that is built once and asked often: building it takes as long as asking."""
+THESE = (jobs.c.batch == OF_BATCH) & jobs.c.line.in_(OF_LINES)
 STEP_ROWS = 2000
 """Most rows one upkeep transaction changes."""
+PACE_S = 60.0
+"""Lines finished in the last so many seconds are a router's pace."""
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 
 
@@ -41,6 +47,12 @@ class Shelf:
         """Unix seconds by the clock that leases and deadlines are compared with."""
         async with self._db.read() as tx:
             return await tx.now()
+
+    def _own_pace(self, now: float) -> int:
+        """Lines this router finished in the last minute."""
+        while self._finished and not now - PACE_S <= self._finished[0][0] <= now + 1:  # later: the clock was set back
+            self._finished.popleft()
+        return sum(lines for _, lines in self._finished)
 
 
 def is_state(column: ColumnElement[str], *states: str) -> Condition:

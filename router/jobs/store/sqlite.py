@@ -14,18 +14,18 @@ import shutil
 import sqlite3
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
-import aiosqlite
 from sqlalchemy import URL, Connection, Table, event, text
 from sqlalchemy.dialects.sqlite import insert
-from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import AsyncAdaptedQueuePool
 
 from router.errors import StoreError, StoreFull, StoreLost
 from router.jobs.store.database import BUSY_S, Clock, Database, Insert, Transaction
+from router.jobs.store.hops import Hops
 from router.jobs.store.migrate import PAGE_BYTES, migrate
 
 try:
@@ -68,7 +68,7 @@ class Sqlite(Database):
         self._turn = asyncio.Lock()
         self._presence = Presence(self.path)
         self._pair: tuple[AsyncEngine, AsyncEngine] | None = None
-        self._made: list[aiosqlite.Connection] = []
+        self._made: list[Hops] = []
 
     async def open(self, router: str) -> None:
         with self._translated():
@@ -84,23 +84,23 @@ class Sqlite(Database):
             pool_size=connections,
             max_overflow=0,
             pool_timeout=BUSY_S,
-            connect_args={"isolation_level": None, "timeout": BUSY_S},
+            connect_args={"async_creator_fn": partial(self._connection, writes=writes)},
         )
-        pragmas = PRAGMAS if writes else (*PRAGMAS, "query_only = ON")
-
-        @event.listens_for(engine.sync_engine, "connect")
-        def prepare(connection: DBAPIConnection, _: object) -> None:
-            cursor = connection.cursor()
-            for pragma in pragmas:
-                cursor.execute(f"PRAGMA {pragma}")
-            cursor.close()
-            self._made = [*filter(_is_open, self._made), connection.driver_connection]
 
         @event.listens_for(engine.sync_engine, "begin")
         def begin(connection: Connection) -> None:
-            connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+            hops = connection.connection.driver_connection
+            assert isinstance(hops, Hops)
+            hops.begin()
 
         return engine
+
+    async def _connection(self, *_: object, writes: bool, **__: object) -> Hops:
+        pragmas = PRAGMAS if writes else (*PRAGMAS, "query_only = ON")
+        hops = Hops(str(self.path), "BEGIN IMMEDIATE" if writes else "BEGIN", pragmas, timeout_s=BUSY_S)
+        await hops
+        self._made = [*filter(_is_open, self._made), hops]
+        return hops
 
     async def close(self) -> None:
         pair, self._pair = self._pair, None
@@ -187,7 +187,7 @@ class Sqlite(Database):
         return StoreError
 
 
-def _is_open(connection: aiosqlite.Connection) -> bool:
+def _is_open(connection: Hops) -> bool:
     try:
         return connection.in_transaction in (True, False)
     except ValueError:
