@@ -18,7 +18,7 @@ def pareto(lines: Sequence[Line], title: str, bound: float, path: Path) -> None:
     axes = figure.add_subplot()
     names = list(dict.fromkeys(line.policy for line in lines))
     for index, name in enumerate(names):
-        points = [line for line in lines if line.policy == name]
+        points = sorted((line for line in lines if line.policy == name), key=lambda line: line.mean.attained)
         axes.plot(
             [100 * line.mean.attained for line in points],
             [line.mean.good for line in points],
