@@ -6,8 +6,8 @@ takes
     a + b P + e sum P_i (ctx_i + P_i/2) + c B + d K
 
 The constants of the GPU machines are estimates from public measurements (docs/colocation.md names them); those of
-`tiny-vllm` come from single requests to a real vLLM (`loadtests.colocation.virtual.check` fits them). `scaled` makes prefill dearer or
-cheaper, to see what a result owes to them.
+`tiny-vllm` come from single requests to a real vLLM (`loadtests.colocation.virtual.check` fits them). `scaled` makes
+prefill dearer or cheaper, to see what a result owes to them.
 """
 
 from dataclasses import dataclass, replace
