@@ -111,7 +111,7 @@ class App:
             forget=self.owners.forget,
         )
         self.roster.start()
-        self.roster.discovery.use(assembly.sources(settings, resolve))
+        self.roster.discovery.use(assembly.sources(settings, resolve, self.client))
         self.metrics.watch(
             lambda: (assembly.view(node) for node in self.nodes),
             self.admission.reasons,
@@ -180,7 +180,7 @@ class App:
         if self.batching is not None:
             self.batching.take(settings)
         if any(change.key.startswith("discovery.") for change in live):
-            self.roster.discovery.use(assembly.sources(settings, self._resolve))
+            self.roster.discovery.use(assembly.sources(settings, self._resolve, self.client))
         await self.roster.settle()
         return live + restart
 

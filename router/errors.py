@@ -296,6 +296,10 @@ class DiscoveryFailed(EbbtideError):
     """A source of nodes could not tell which there are. The message says why, without secrets."""
 
 
+class RecycleFailed(EbbtideError):
+    """A node was not restarted. The message says why, without secrets."""
+
+
 class StoreError(EbbtideError):
     """The database did not do what was asked. Nothing was half written."""
 
