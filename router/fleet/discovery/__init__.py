@@ -1,7 +1,7 @@
 """Nodes that nobody wrote into the settings: who tells of them, and what was told last.
 
-`listing` says what a source tells and how; `file`, `dns` and `gpustack` are sources, one class each; `discovery` keeps what all of
-them told.
+`listing` says what a source tells and how; `file`, `dns` and `gpustack` are sources, one class each; `discovery` keeps
+what all of them told.
 """
 
 from router.fleet.discovery.discovery import Discovery

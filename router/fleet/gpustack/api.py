@@ -6,7 +6,7 @@ The watch is not SSE, whatever its content type says: a record is a line of JSON
 """
 
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from http import HTTPStatus
 from typing import Any, TypeVar
@@ -135,7 +135,7 @@ class Gpustack:
             raise ProbeFailed(f"GPUStack told {len(found.items)} of {found.pagination.total} instances")
         return sorted(found.items, key=lambda instance: instance.id)
 
-    async def watch(self, silence_s: float) -> AsyncIterator[Record | None]:
+    async def watch(self, silence_s: float) -> AsyncGenerator[Record | None, None]:
         """Records as they come; None for a sign of life, of which the first says that the watch has begun.
 
         Raises ProbeFailed, after `silence_s` without a sign of life too. Close it, or run it to its end.

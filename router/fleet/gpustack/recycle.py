@@ -2,8 +2,8 @@
 
 Rules: `restart` stops and starts the one instance where it is; `replace` deletes it, and is for a node whose machine is
 suspect. Neither drains: nothing may be sent there any more when they are called, for a deleted engine goes on serving
-until its agent comes by. Of one model one instance at a time, and none while the model has fewer ready than it should
-or is being restarted as a whole. A model as a whole is never restarted from here.
+until its agent comes by. Of one model one instance at a time, and none while another of its instances is not ready or
+it is being restarted as a whole. A model as a whole is never restarted from here.
 """
 
 import asyncio
@@ -52,10 +52,9 @@ class Restarts:
                 if row is None:
                     raise RecycleFailed(f"GPUStack no longer has the instance {instance.name}")
                 await self._server.reschedule({**row, "id": instance.id}, MESSAGE)
-                await self._until(
-                    instance, lambda state: state not in (RUNNING, UNKNOWN), self._leave_s, "begin the restart"
-                )
-                await self._until(instance, lambda state: state == RUNNING, self._within_s, "run again")
+                left, back = self._leave_s, self._within_s
+                await self._until(instance, lambda state: state not in (RUNNING, UNKNOWN), left, "begin to restart")
+                await self._until(instance, lambda state: state == RUNNING, back, "run again")
 
     async def replace(self, node: str) -> None:
         """Delete the instance that is that node; GPUStack starts another one where there is room.
@@ -88,7 +87,7 @@ class Restarts:
         model = await self._server.model(instance.model_id)
         if model.restarting_since is not None:
             raise RecycleFailed(f"GPUStack is restarting all of {instance.model_name}")
-        if model.ready_replicas < model.replicas:
+        if model.ready_replicas + (instance.state != RUNNING) < model.replicas:
             ready = f"{model.ready_replicas} of {model.replicas}"
             raise RecycleFailed(f"only {ready} instances of {instance.model_name} are ready")
 
