@@ -26,8 +26,8 @@ from router.settings.sections import (
 )  # fmt: skip
 
 __all__ = [
-    "FIELDS", "BatchPool", "Change", "Classify", "Discovery", "DnsEntry", "GpustackEntry", "InteractivePool", "KeyEntry",
-    "Log", "NodeEntry", "Pools", "Probe",
+    "FIELDS", "BatchPool", "Change", "Classify", "Discovery", "DnsEntry", "GpustackEntry", "InteractivePool",
+    "KeyEntry", "Log", "NodeEntry", "Pools", "Probe",
     "RelayEntry", "Server", "Settings", "Store", "Upstream", "changes", "dump", "load",
     "load_nodes", "variable",
 ]  # fmt: skip

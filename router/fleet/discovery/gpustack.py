@@ -9,6 +9,7 @@ deleted and running at once, or one lost while the watch was away cannot leave a
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -29,17 +30,23 @@ log = logging.getLogger("ebbtide.discovery")
 
 @dataclass(kw_only=True, eq=False)
 class Instances:
-    """The instances of `server`. `listed` makes a node of one (None: it is not wanted) and may raise SettingsError."""
+    """The instances of `server`. `listed` makes a node of one (None: it is not wanted) and may raise SettingsError.
+
+    A watch is dead when it was silent for `silence_s`, and works when something came after `lasting_s`.
+    """
 
     server: Gpustack
     listed: Callable[[Instance], Listed | None]
     name: str = "gpustack"
     poll_s: float = 15.0
     silence_s: float = 45.0
+    lasting_s: float = 10.0
+    clock: Callable[[], float] = time.monotonic
     sleep: Callable[[float], Awaitable[object]] = asyncio.sleep
 
     def __post_init__(self) -> None:
         self._news = asyncio.Event()
+        self._breaks = 0
         self._odd: set[str] = set()
 
     async def run(self, hear: Hear) -> None:
@@ -83,23 +90,31 @@ class Instances:
         return found
 
     async def _watch(self) -> None:
-        """Set `_news` whenever the list may have changed."""
-        failures, again_s = 0, AGAIN_S[0]
+        """Set `_news` whenever the list may have changed, and open the watch again whenever it breaks."""
+        again_s = AGAIN_S[0]
         while True:
             try:
-                async with aclosing(self.server.watch(self.silence_s)) as records:
-                    begun = False
-                    async for record in records:
-                        if not begun or (record is not None and record.matters):
-                            self._news.set()
-                        if not begun and failures > 1:
-                            log.info("the watch of GPUStack's instances works again")
-                        begun, failures, again_s = True, 0, AGAIN_S[0]
+                await self._listen(self.clock())
                 cause = "it ended"
             except ProbeFailed as error:
                 cause = str(error)
-            failures += 1
-            if failures == 2:  # once is a server that was restarted, or a proxy that lets nothing live for ever
+            if not self._breaks:
+                again_s = AGAIN_S[0]
+            self._breaks += 1
+            if self._breaks == 2:  # once is a server that was restarted, or a proxy that lets nothing live for ever
                 log.warning("GPUStack's instances cannot be watched, only asked for every %g s: %s", self.poll_s, cause)
             await self.sleep(again_s)
             again_s = min(again_s * 2, AGAIN_S[1])
+
+    async def _listen(self, began: float) -> None:
+        """One watch, to its end. `_breaks` counts those in a row that broke before they lasted. Raises ProbeFailed."""
+        async with aclosing(self.server.watch(self.silence_s)) as records:
+            begun = False
+            async for record in records:
+                if not begun or (record is not None and record.matters):
+                    self._news.set()
+                begun = True
+                if self._breaks and self.clock() - began >= self.lasting_s:
+                    if self._breaks > 1:
+                        log.info("GPUStack's instances are watched again")
+                    self._breaks = 0
