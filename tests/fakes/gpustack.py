@@ -40,6 +40,7 @@ class FakeGpustack:
         self.model: dict[str, Any] = recorded("models")["items"][0]
         self.refuses: int | None = None
         self.body: bytes | None = None  # in place of the list
+        self.overwrites = False  # the agent writes its own row over each PUT
         self.mute = False  # a watch begins and nothing follows, no sign of life either
         self.seen: list[Seen] = []
         self.port = 0
@@ -176,7 +177,8 @@ class FakeGpustack:
         if seen.method == "PUT":
             if any(key not in seen.json for key in REQUIRED):
                 return 422, recorded(ERRORS[422])
-            self.update(row["id"], **{key: value for key, value in seen.json.items() if key in row})
+            taken = {} if self.overwrites else seen.json
+            self.update(row["id"], **{key: value for key, value in taken.items() if key in row})
         return 200, row
 
     async def _watch(self, wire: Wire) -> None:
