@@ -53,8 +53,8 @@ def reserve(settings: Settings, spec: Spec) -> float:
     return settings.pools.batch.reserve if Workload.INTERACTIVE in spec.pools else 0.0
 
 
-def sources(settings: Settings, resolve: Resolve, client: Client) -> list[Source]:
-    """Who tells of nodes beside the settings. `resolve` looks names up, `client` speaks to servers."""
+def sources(settings: Settings, resolve: Resolve, server: Gpustack | None) -> list[Source]:
+    """Who tells of nodes beside the settings. `resolve` looks names up, `server` is the GPUStack there is."""
     said = settings.discovery
     found: list[Source] = []
     if said.file is not None:
@@ -71,10 +71,10 @@ def sources(settings: Settings, resolve: Resolve, client: Client) -> list[Source
                 timeout_s=said.dns_timeout_s,
             )
         )
-    if said.gpustack is not None:
+    if said.gpustack is not None and server is not None:
         found.append(
             Instances(
-                server=gpustack(said.gpustack, client),
+                server=server,
                 listed=partial(_of_gpustack, said.gpustack),
                 name=said.gpustack.source,
                 poll_s=said.gpustack.poll_s,
@@ -84,8 +84,11 @@ def sources(settings: Settings, resolve: Resolve, client: Client) -> list[Source
     return found
 
 
-def gpustack(entry: GpustackEntry, client: Client) -> Gpustack:
-    """A GPUStack server, with the key it is asked with."""
+def gpustack(settings: Settings, client: Client) -> Gpustack | None:
+    """The GPUStack server, with the key it is asked with, if there is one."""
+    entry = settings.discovery.gpustack
+    if entry is None:
+        return None
     return Gpustack(client, target(entry.url, entry.api_key), timeout_s=entry.timeout_s)
 
 

@@ -92,7 +92,7 @@ async def test_instances_are_nodes_and_a_restart_is_followed(server: Gpustack, i
         chats = group.create_task(chatting(app, model, over))
         restarts = Restarts(server, within_s=RUN_S)
         began = monotonic()
-        restart = group.create_task(restarts.restart(first.name))
+        restart = group.create_task(restarts.restart(first.url))
         await eventually(lambda: first.name not in named(app), within=10)
         print(f"out of the fleet {monotonic() - began:.2f} s after the word to restart")
         await restart
@@ -101,7 +101,7 @@ async def test_instances_are_nodes_and_a_restart_is_followed(server: Gpustack, i
         (again,) = [one for one in await server.instances() if one.id == first.id]
         assert (again.name, again.port, again.worker_ip) == (first.name, first.port, first.worker_ip)
         before, began = named(app), monotonic()
-        await restarts.replace(first.name)
+        await restarts.replace(first.url)
         await eventually(lambda: first.name not in named(app), within=10)
         print(f"out of the fleet {monotonic() - began:.2f} s after the word to replace")
         await eventually(lambda: named(app) - before, within=RUN_S)

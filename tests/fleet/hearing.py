@@ -5,7 +5,9 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from router.core.node import Spec
+from router.errors import SettingsError
 from router.fleet.discovery import Discovery, Listed, Source
+from router.fleet.gpustack import Instance, node_name
 from router.upstream.target import Target
 from tests.fleet.looking import BOTH
 
@@ -15,6 +17,13 @@ QUICK_S = 0.01
 def listed(name: str) -> Listed:
     url = f"http://{name}:8000"
     return Listed(Spec(name=name, url=url, pools=BOTH), Target.parse(url))
+
+
+def listed_instance(instance: Instance) -> Listed:
+    """A node of an instance, unless it is odd."""
+    if instance.worker_ip == "odd":
+        raise SettingsError("its url cannot be that of a node")
+    return Listed(Spec(name=node_name(instance), url=instance.url, pools=BOTH), Target.parse(instance.url))
 
 
 class Ears:

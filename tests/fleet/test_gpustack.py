@@ -8,16 +8,15 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from router.core.node import Spec
-from router.errors import ProbeFailed, SettingsError
-from router.fleet.discovery import Instances, Listed
+from router.errors import ProbeFailed
+from router.fleet.discovery import Instances
 from router.fleet.discovery.gpustack import MOST_INSTANCES
 from router.fleet.gpustack import Gpustack, Instance, node_name
 from router.upstream.client import Client
 from router.upstream.target import Target
 from tests.fakes.gpustack import CAPTURES, FakeGpustack, recorded
-from tests.fleet.hearing import QUICK_S, Ears, hearing
-from tests.fleet.looking import BOTH, raw_server
+from tests.fleet.hearing import QUICK_S, Ears, hearing, listed_instance
+from tests.fleet.looking import raw_server
 from tests.rig import eventually
 
 NEVER_S = 3600.0
@@ -27,12 +26,6 @@ NEVER_S = 3600.0
 async def server() -> AsyncIterator[FakeGpustack]:
     async with FakeGpustack() as fake:
         yield fake
-
-
-def listed(instance: Instance) -> Listed:
-    if instance.worker_ip == "odd":
-        raise SettingsError("its url cannot be that of a node")
-    return Listed(Spec(name=node_name(instance), url=instance.url, pools=BOTH), Target.parse(instance.url))
 
 
 async def soon(seconds: float) -> None:
@@ -52,7 +45,9 @@ async def following(
 ) -> AsyncIterator[Ears]:
     """What is heard of it once it was first asked. Without `poll_s` only the watch tells of changes."""
     async with asking(server, key) as asked:
-        source = Instances(server=asked, listed=listed, poll_s=poll_s, silence_s=silence_s, lasting_s=0.03, sleep=soon)
+        source = Instances(
+            server=asked, listed=listed_instance, poll_s=poll_s, silence_s=silence_s, lasting_s=0.03, sleep=soon
+        )
         async with hearing(source) as ears:
             await ears.discovery.first(5)
             yield ears

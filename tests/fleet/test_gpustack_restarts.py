@@ -5,14 +5,19 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from router.core.node import Node, Spec
 from router.errors import RecycleFailed
+from router.fleet.discovery import Instances
 from router.fleet.gpustack import Gpustack, Restarts
 from router.upstream.client import Client
 from router.upstream.target import Target
 from tests.fakes.gpustack import FakeGpustack
+from tests.fleet.hearing import hearing, listed_instance
+from tests.fleet.looking import BOTH
 from tests.rig import eventually
 
-NODE = "qwen2.5-7b-00001"
+NAME = "qwen2.5-7b-00001"
+URL, OTHER = "http://127.0.0.1:8001", "http://127.0.0.1:8002"
 
 
 @pytest.fixture
@@ -46,7 +51,7 @@ async def looked(server: FakeGpustack) -> None:
 
 
 async def test_an_instance_is_restarted_where_it_is(server: FakeGpustack, restarts: Restarts) -> None:
-    task = asyncio.create_task(restarts.restart(NODE))
+    task = asyncio.create_task(restarts.restart(URL))
     await eventually(lambda: server.rows[1]["state"] == "scheduled")
     (put,) = server.asked("PUT")
     assert put.path == "/v2/model-instances/1"
@@ -57,7 +62,7 @@ async def test_an_instance_is_restarted_where_it_is(server: FakeGpustack, restar
         "model_scope_model_id": None,
         "model_scope_file_path": None,
         "local_path": "/models/qwen2.5-7b",
-        "name": NODE,
+        "name": NAME,
         "model_name": "qwen2.5-7b",
         "state": "scheduled",
         "state_message": "restarted by Ebbtide",
@@ -74,7 +79,7 @@ async def test_an_instance_is_restarted_where_it_is(server: FakeGpustack, restar
 
 
 async def test_a_suspect_node_is_replaced(server: FakeGpustack, restarts: Restarts) -> None:
-    await restarts.replace(NODE)
+    await restarts.replace(URL)
     assert sorted(server.rows) == [2]
 
 
@@ -91,31 +96,31 @@ async def test_a_model_in_trouble_is_left_alone(
 ) -> None:
     server.model |= model
     with pytest.raises(RecycleFailed, match=told):
-        await getattr(restarts, what)(NODE)
+        await getattr(restarts, what)(URL)
     assert not server.asked("PUT") + server.asked("DELETE")
 
 
 async def test_the_instance_that_is_not_ready_may_be_replaced(server: FakeGpustack, restarts: Restarts) -> None:
     server.update(1, state="unreachable")
     server.model["ready_replicas"] = 1
-    await restarts.replace(NODE)
+    await restarts.replace(URL)
     assert sorted(server.rows) == [2]
 
 
 async def test_one_instance_of_a_model_at_a_time(server: FakeGpustack, restarts: Restarts) -> None:
-    task = asyncio.create_task(restarts.restart(NODE))
+    task = asyncio.create_task(restarts.restart(URL))
     await eventually(lambda: server.asked("PUT"))
     with pytest.raises(RecycleFailed, match=r"another instance of qwen2\.5-7b is being"):
-        await restarts.replace("qwen2.5-7b-00002")
+        await restarts.replace(OTHER)
     await looked(server)
     server.update(1, state="running")
     await task
-    await restarts.replace("qwen2.5-7b-00002")
+    await restarts.replace(OTHER)
 
 
 async def test_a_node_that_is_no_instance(restarts: Restarts) -> None:
-    with pytest.raises(RecycleFailed, match="GPUStack has no instance that is the node gone"):
-        await restarts.restart("gone")
+    with pytest.raises(RecycleFailed, match="GPUStack has no instance at http://127.0.0.1:9"):
+        await restarts.restart("http://127.0.0.1:9")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +130,7 @@ async def test_a_node_that_is_no_instance(restarts: Restarts) -> None:
 async def test_a_restart_that_goes_wrong_is_told(
     server: FakeGpustack, restarts: Restarts, then: str, told: str
 ) -> None:
-    task = asyncio.create_task(restarts.restart(NODE))
+    task = asyncio.create_task(restarts.restart(URL))
     await eventually(lambda: server.asked("PUT"))
     await looked(server)
     server.remove(1) if then == "deleted" else server.update(1, state=then)
@@ -137,17 +142,17 @@ async def test_a_restart_nobody_takes_up_is_no_restart(server: FakeGpustack) -> 
     server.overwrites = True
     async with Client() as client:
         with pytest.raises(RecycleFailed, match=r"did not begin to restart within 0\.1 s"):
-            await of(server, client, leave_s=0.1).restart(NODE)
+            await of(server, client, leave_s=0.1).restart(URL)
 
 
 async def test_an_agent_that_is_down_is_waited_for_so_long(server: FakeGpustack) -> None:
     async with Client() as client:
         with pytest.raises(RecycleFailed, match=r"did not run again within 0\.1 s"):
-            await of(server, client, within_s=0.1).restart(NODE)
+            await of(server, client, within_s=0.1).restart(URL)
 
 
 async def test_a_server_that_is_away_meanwhile_is_waited_for(server: FakeGpustack, restarts: Restarts) -> None:
-    task = asyncio.create_task(restarts.restart(NODE))
+    task = asyncio.create_task(restarts.restart(URL))
     await eventually(lambda: server.asked("PUT"))
     await looked(server)
     await server.down()
@@ -162,12 +167,47 @@ async def test_a_server_that_is_away_meanwhile_is_waited_for(server: FakeGpustac
 async def test_a_refusal_is_told(server: FakeGpustack, restarts: Restarts, status: int, told: str) -> None:
     server.refuses = status
     with pytest.raises(RecycleFailed, match=told):
-        await restarts.restart(NODE)
+        await restarts.restart(URL)
 
 
 async def test_a_key_that_is_revoked_meanwhile_ends_the_wait(server: FakeGpustack, restarts: Restarts) -> None:
-    task = asyncio.create_task(restarts.restart(NODE))
+    task = asyncio.create_task(restarts.restart(URL))
     await eventually(lambda: server.asked("PUT"))
     server.refuses = 401
     with pytest.raises(RecycleFailed, match="refuses the key"):
         await task
+
+
+async def test_as_a_hook_it_restarts_and_next_replaces_what_did_not_come_back(server: FakeGpustack) -> None:
+    node = Node(Spec(name="of the settings", url=URL, pools=BOTH))
+    async with Client() as client:
+        restarts = of(server, client, within_s=0.1)
+        with pytest.raises(RecycleFailed, match="did not run again"):
+            await restarts(node)
+        server.model["ready_replicas"] = 1
+        await restarts(node)
+        assert sorted(server.rows) == [2]
+        server.model["ready_replicas"] = 2
+        server.add(port=8001)
+        with pytest.raises(RecycleFailed, match="did not run again"):
+            await restarts(node)
+    assert [seen.path.rpartition("/")[2] for seen in server.asked("PUT") + server.asked("DELETE")] == ["1", "3", "1"]
+
+
+async def test_what_is_restarted_stays_a_node_and_what_did_not_come_back_goes(server: FakeGpustack) -> None:
+    async with Client() as client:
+        asked = Gpustack(client, Target.parse(server.url, api_key=server.key), timeout_s=5)
+        async with hearing(Instances(server=asked, listed=listed_instance, poll_s=0.02)) as ears:
+            await ears.discovery.first(5)
+            restarts = Restarts(asked, sleep=lambda _: asyncio.sleep(0.005))
+            task = asyncio.create_task(restarts.restart(URL))
+            await eventually(lambda: server.rows[1]["state"] == "scheduled")
+            before = server.lists
+            await eventually(lambda: server.lists > before + 1)
+            assert len(ears.lists) == 1, "no news"
+            server.update(2, state="scheduled")
+            await eventually(lambda: ears.names == [NAME])
+            server.update(1, state="error")
+            with pytest.raises(RecycleFailed, match="failed while it was restarted"):
+                await task
+            await eventually(lambda: ears.names == [])

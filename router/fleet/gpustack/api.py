@@ -68,10 +68,15 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         return self.worker_advertise_address or self.worker_ip
 
     @property
+    def placed(self) -> bool:
+        """Whether it has a place where its engine is or will be, and answers whole requests there."""
+        there = self.address is not None and self.port is not None
+        return there and self.role not in HALVES and self.draining_since is None
+
+    @property
     def serves(self) -> bool:
         """Whether calls may go there."""
-        placed = self.address is not None and self.port is not None
-        return placed and self.state in SERVING and self.role not in HALVES and self.draining_since is None
+        return self.placed and self.state in SERVING
 
     @property
     def url(self) -> str:
@@ -119,12 +124,16 @@ def node_name(instance: Instance) -> str:
 
 
 class Gpustack:
-    """A server. `target` says where it is and with which key; `timeout_s` bounds one answer."""
+    """A server. `target` says where it is and with which key; `timeout_s` bounds one answer.
+
+    `restarting` are instances, by id, that the router itself has restarted right now.
+    """
 
     def __init__(self, client: Client, target: Target, *, timeout_s: float = 10.0) -> None:
         self._client = client
         self._target = target
         self._timeout_s = timeout_s
+        self.restarting: set[int] = set()
         key = target.authorization
         self._headers = {} if key is None else {"authorization": key.decode()}
 

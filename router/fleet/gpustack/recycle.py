@@ -1,9 +1,10 @@
 """Restarting the engine of a node that GPUStack runs.
 
 Rules: `restart` stops and starts the one instance where it is; `replace` deletes it, and is for a node whose machine is
-suspect. Neither drains: nothing may be sent there any more when they are called, for a deleted engine goes on serving
-until its agent comes by. Of one model one instance at a time, and none while another of its instances is not ready or
-it is being restarted as a whole. A model as a whole is never restarted from here.
+suspect: one that did not come back when it was restarted. Neither drains: nothing may be sent there any more when they
+are called, for a deleted engine goes on serving until its agent comes by. Of one model one instance at a time, and none
+while another of its instances is not ready or it is being restarted as a whole. A model as a whole is never restarted
+from here.
 """
 
 import asyncio
@@ -11,11 +12,12 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from http import HTTPStatus
 
+from router.core.node import Node
 from router.errors import ProbeFailed, RecycleFailed
-from router.fleet.gpustack.api import Gpustack, Instance, node_name
+from router.fleet.gpustack.api import Gpustack, Instance
 
 LEAVE_S = 5.0
-"""Longest wait until the instance is seen not running: what nobody takes up must not be taken for done."""
+"""What nobody takes up for so long must not be taken for done."""
 LOOK_S = 0.25
 """Time between two looks at it."""
 RUNNING, FAILED, UNKNOWN = "running", "error", ""
@@ -23,7 +25,10 @@ MESSAGE = "restarted by Ebbtide"
 
 
 class Restarts:
-    """Restarts and replacements by `server`. `within_s` bounds one, from the word to GPUStack to running again."""
+    """Restarts and replacements by `server`, to be called with a node.
+
+    `within_s` bounds the wait until it runs again, `leave_s` that until it is seen not running.
+    """
 
     def __init__(
         self,
@@ -38,14 +43,21 @@ class Restarts:
         self._leave_s = leave_s
         self._sleep = sleep
         self._models: set[int] = set()
+        self._suspects: set[int] = set()
 
-    async def restart(self, node: str) -> None:
-        """Restart the instance that is that node; done when GPUStack says it runs. Raises RecycleFailed.
+    async def __call__(self, node: Node) -> None:
+        """Restart the node's instance where it is, or replace it if that failed the last time. Raises RecycleFailed."""
+        with _told():
+            suspect = (await self._instance(node.spec.url)).id in self._suspects
+        await (self.replace if suspect else self.restart)(node.spec.url)
+
+    async def restart(self, url: str) -> None:
+        """Restart the instance whose engine is there; done when GPUStack says it runs. Raises RecycleFailed.
 
         That it answers is for the caller to see: GPUStack asks less of it.
         """
         with _told():
-            instance = await self._instance(node)
+            instance = await self._instance(url)
             with self._alone(instance):
                 await self._check(instance)
                 row = await self._server.row(instance.id)
@@ -54,34 +66,39 @@ class Restarts:
                 await self._server.reschedule({**row, "id": instance.id}, MESSAGE)
                 left, back = self._leave_s, self._within_s
                 await self._until(instance, lambda state: state not in (RUNNING, UNKNOWN), left, "begin to restart")
+                self._suspects.add(instance.id)
                 await self._until(instance, lambda state: state == RUNNING, back, "run again")
+                self._suspects.discard(instance.id)
 
-    async def replace(self, node: str) -> None:
-        """Delete the instance that is that node; GPUStack starts another one where there is room.
+    async def replace(self, url: str) -> None:
+        """Delete the instance whose engine is there; GPUStack starts another one where there is room.
 
         Done when it is deleted: what replaces it is another node. Raises RecycleFailed.
         """
         with _told():
-            instance = await self._instance(node)
+            instance = await self._instance(url)
             with self._alone(instance):
                 await self._check(instance)
                 await self._server.delete(instance.id)
+                self._suspects.discard(instance.id)
 
-    async def _instance(self, node: str) -> Instance:
+    async def _instance(self, url: str) -> Instance:
         for instance in await self._server.instances():
-            if node_name(instance) == node:
+            if instance.placed and instance.url == url:
                 return instance
-        raise RecycleFailed(f"GPUStack has no instance that is the node {node}")
+        raise RecycleFailed(f"GPUStack has no instance at {url}")
 
     @contextmanager
     def _alone(self, instance: Instance) -> Iterator[None]:
         if instance.model_id in self._models:
             raise RecycleFailed(f"another instance of {instance.model_name} is being restarted")
         self._models.add(instance.model_id)
+        self._server.restarting.add(instance.id)
         try:
             yield
         finally:
             self._models.discard(instance.model_id)
+            self._server.restarting.discard(instance.id)
 
     async def _check(self, instance: Instance) -> None:
         model = await self._server.model(instance.model_id)
