@@ -119,7 +119,7 @@ async def test_one_instance_of_a_model_at_a_time(server: FakeGpustack, restarts:
 
 
 async def test_a_node_that_is_no_instance(restarts: Restarts) -> None:
-    with pytest.raises(RecycleFailed, match="GPUStack has no instance at http://127.0.0.1:9"):
+    with pytest.raises(RecycleFailed, match="GPUStack has no instance at http://127"):
         await restarts.restart("http://127.0.0.1:9")
 
 

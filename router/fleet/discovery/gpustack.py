@@ -3,8 +3,8 @@
 Rules: the watch says when, the list says what. Each record that may change the nodes has the whole list read, at most
 every `GAP_S`, and so does each beginning of a watch; besides it is read every `poll_s`, so that a watch that is cut or
 deaf costs no more than that. An instance that the router itself has restarted stays a node meanwhile: who restarts it
-keeps calls away. Nothing is pieced together from records: a replay, a repetition, a row that is told as
-deleted and running at once, or one lost while the watch was away cannot leave a wrong list behind.
+keeps calls away. Nothing is pieced together from records: a replay, a repetition, a row that is told as deleted and
+running at once, or one lost while the watch was away cannot leave a wrong list behind.
 """
 
 import asyncio
