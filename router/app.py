@@ -111,7 +111,8 @@ class App:
             forget=self.owners.forget,
         )
         self.roster.start()
-        self.roster.discovery.use(assembly.sources(settings, resolve))
+        self.gpustack = assembly.gpustack(settings, self.client)
+        self.roster.discovery.use(assembly.sources(settings, resolve, self.gpustack))
         self.metrics.watch(
             lambda: (assembly.view(node) for node in self.nodes),
             self.admission.reasons,
@@ -180,7 +181,8 @@ class App:
         if self.batching is not None:
             self.batching.take(settings)
         if any(change.key.startswith("discovery.") for change in live):
-            self.roster.discovery.use(assembly.sources(settings, self._resolve))
+            self.gpustack = assembly.gpustack(settings, self.client)
+            self.roster.discovery.use(assembly.sources(settings, self._resolve, self.gpustack))
         await self.roster.settle()
         return live + restart
 
