@@ -226,9 +226,7 @@ class Node:
         pace, seconds = self.pace, now - permit.spoke_at
         gap_s, objective = pace.gap_s, pace.objective_s(stated_s)
         slow = tokens > 1 and gap_s is not None and seconds / (tokens - 1) > GAP * gap_s
-        own_s = OBJECTIVE * (
-            pace.prefill_s(permit.prompt_tokens) or 0.0
-        )
+        own_s = OBJECTIVE * (pace.prefill_s(permit.prompt_tokens) or 0.0)
         late = objective is not None and permit.spoke_at - permit.began_at > max(objective, own_s)
         self.bearing.judge(permit.chats, kept=not (slow or late))
         if gap_s is None or permit.chats <= self.bearing.limit / 4:
