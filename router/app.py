@@ -33,6 +33,7 @@ from router.dispatch.leg import Way
 from router.dispatch.spending import Spending
 from router.dispatch.trip import RELAY
 from router.errors import SettingsError
+from router.fleet.aborts import Aborts
 from router.fleet.discovery import Resolve, resolved
 from router.fleet.fleet import Fleet
 from router.fleet.probe import Probe
@@ -95,6 +96,7 @@ class App:
         self._old_relays: list[Pool] = []
         self.client = Client(connections=CONNECTIONS)
         self.probe = Probe(self.client, targets, timeout_s=settings.probe.timeout_s)
+        self.aborts = Aborts(self.client, targets)
         self.fleet = Fleet(
             self.nodes,
             self.probe,
@@ -225,6 +227,8 @@ class App:
     def _taken_back(self, node: Node, permit: Permit, wasted: float) -> None:
         mode = self.admission.policy.mode
         self.metrics.taken_back(node.name, permit.phase, mode, wasted)
+        if permit.taken:
+            self.aborts.tell(node, permit.call_id)
         log.debug("taken back", node=node.name, phase=permit.phase, mode=mode, wasted_tokens=round(wasted))
 
     def _house(self) -> House:
@@ -278,6 +282,7 @@ async def running(settings: Settings, resolve: Resolve = resolved) -> AsyncItera
             watching += [
                 group.create_task(app.fleet.watch(), name="watch"),
                 group.create_task(_measure_lag(app.metrics.loop_lag), name="lag"),
+                group.create_task(app.aborts.run(), name="aborts"),
             ]
             if app.batching is not None:
                 watching.append(group.create_task(app.batching.run(), name="jobs"))

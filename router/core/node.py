@@ -126,6 +126,7 @@ class Node:
         "spec",
         "state",
         "stranger",
+        "takes_priority",
         "trial",
         "trickle_s",
     )
@@ -147,6 +148,7 @@ class Node:
         self.pace = Pace()
         self.bearing = Bearing()
         self.trickle_s = 0.0
+        self.takes_priority = True
 
     @property
     def name(self) -> str:
@@ -187,7 +189,7 @@ class Node:
     def hold(self, call: Call, now: float, past: Past | None = None) -> Permit:
         """Take room for a call, for the `with` block of the permit."""
         permit = self.budget.hold(self.room_for(call), call.workload, prompt_tokens=call.prompt_tokens, now=now)
-        permit.past = past
+        permit.past, permit.call_id = past, call.id
         if call.workload is Workload.INTERACTIVE:
             self.pace.chat_came(now)
         return permit
