@@ -34,6 +34,7 @@ from router.dispatch.leg import Way
 from router.dispatch.spending import Spending
 from router.dispatch.trip import RELAY
 from router.errors import SettingsError
+from router.fleet.aborts import Aborts
 from router.fleet.discovery import Resolve, resolved
 from router.fleet.fleet import Fleet
 from router.fleet.probe import Probe
@@ -98,6 +99,7 @@ class App:
         self._old_relays: list[Pool] = []
         self.client = Client(connections=CONNECTIONS)
         self.probe = Probe(self.client, targets, timeout_s=settings.probe.timeout_s)
+        self.aborts = Aborts(self.client, targets)
         self.fleet = Fleet(
             self.nodes,
             self.probe,
@@ -114,7 +116,8 @@ class App:
             forget=self.owners.forget,
         )
         self.roster.start()
-        self.roster.discovery.use(assembly.sources(settings, resolve))
+        self.gpustack = assembly.gpustack(settings, self.client)
+        self.roster.discovery.use(assembly.sources(settings, resolve, self.gpustack))
         self.metrics.watch(
             lambda: (assembly.view(node) for node in self.nodes),
             self.admission.reasons,
@@ -183,7 +186,8 @@ class App:
         if self.batching is not None:
             self.batching.take(settings)
         if any(change.key.startswith("discovery.") for change in live):
-            self.roster.discovery.use(assembly.sources(settings, self._resolve))
+            self.gpustack = assembly.gpustack(settings, self.client)
+            self.roster.discovery.use(assembly.sources(settings, self._resolve, self.gpustack))
         await self.roster.settle()
         return live + restart
 
@@ -228,6 +232,8 @@ class App:
     def _taken_back(self, node: Node, permit: Permit, wasted: float) -> None:
         mode = self.admission.policy.mode
         self.metrics.taken_back(node.name, permit.phase, mode, wasted)
+        if permit.taken:
+            self.aborts.tell(node, permit.call_id)
         log.debug("taken back", node=node.name, phase=permit.phase, mode=mode, wasted_tokens=round(wasted))
 
     def _house(self) -> House:
@@ -281,6 +287,7 @@ async def running(settings: Settings, resolve: Resolve = resolved) -> AsyncItera
             watching += [
                 group.create_task(app.fleet.watch(), name="watch"),
                 group.create_task(_measure_lag(app.metrics.loop_lag), name="lag"),
+                group.create_task(app.aborts.run(), name="aborts"),
             ]
             if app.batching is not None:
                 watching.append(group.create_task(app.batching.run(), name="jobs"))

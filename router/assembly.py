@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import msgspec
-from pydantic import SecretStr
+from pydantic import SecretStr, ValidationError
 
 from router.api.auth import Caller
 from router.api.terms import Terms
@@ -24,10 +24,13 @@ from router.dispatch.dispatcher import Patience
 from router.dispatch.leg import Way
 from router.dispatch.spans import Spans
 from router.dispatch.trip import RELAY
-from router.fleet.discovery import Addresses, File, Listed, Resolve, Source
+from router.errors import SettingsError
+from router.fleet.discovery import Addresses, File, Instances, Listed, Resolve, Source
 from router.fleet.fleet import Fleet
+from router.fleet.gpustack import Gpustack, Instance, node_name
 from router.jobs.receivers import Receivers, secret_bytes
-from router.settings import DnsEntry, NodeEntry, Settings, load_nodes
+from router.settings import DnsEntry, GpustackEntry, NodeEntry, Settings, load_nodes
+from router.upstream.client import Client
 from router.upstream.pool import Bounds, Pool
 from router.upstream.target import Target
 
@@ -52,8 +55,8 @@ def reserve(settings: Settings, spec: Spec) -> float:
     return settings.pools.batch.reserve if Workload.INTERACTIVE in spec.pools else 0.0
 
 
-def sources(settings: Settings, resolve: Resolve) -> list[Source]:
-    """Who tells of nodes beside the settings. `resolve` looks names up."""
+def sources(settings: Settings, resolve: Resolve, server: Gpustack | None) -> list[Source]:
+    """Who tells of nodes beside the settings. `resolve` looks names up, `server` is the GPUStack there is."""
     said = settings.discovery
     found: list[Source] = []
     if said.file is not None:
@@ -70,7 +73,43 @@ def sources(settings: Settings, resolve: Resolve) -> list[Source]:
                 timeout_s=said.dns_timeout_s,
             )
         )
+    if said.gpustack is not None and server is not None:
+        found.append(
+            Instances(
+                server=server,
+                listed=partial(_of_gpustack, said.gpustack),
+                name=said.gpustack.source,
+                poll_s=said.gpustack.poll_s,
+                silence_s=said.gpustack.silence_s,
+            )
+        )
     return found
+
+
+def gpustack(settings: Settings, client: Client) -> Gpustack | None:
+    """The GPUStack server, with the key it is asked with, if there is one."""
+    entry = settings.discovery.gpustack
+    if entry is None:
+        return None
+    return Gpustack(client, target(entry.url, entry.api_key), timeout_s=entry.timeout_s)
+
+
+def _of_gpustack(entry: GpustackEntry, instance: Instance) -> Listed | None:
+    """A node of an instance, None if its model is not wanted. Raises SettingsError."""
+    models = {public: own for public, own in entry.models.items() if own == instance.model_name}
+    if entry.models and not models:
+        return None
+    said = {
+        "name": node_name(instance),
+        "url": instance.url,
+        "models": models,
+        "pools": entry.model_pools.get(instance.model_name, entry.pools),
+        "engine": entry.engine,
+    }
+    try:
+        return listed(NodeEntry.model_validate(said))
+    except ValidationError as error:
+        raise SettingsError(f"its {error.errors()[0]['loc'][0]} cannot be that of a node") from None
 
 
 def _read_nodes(path: Path) -> list[Listed]:

@@ -22,6 +22,7 @@
     |   +-- HookUnreached             no connection; nothing was sent
     +-- HookRefused                   a webhook's URL or address may not be told
     +-- DiscoveryFailed               a source of nodes could not tell which there are
+    +-- RecycleFailed                 a node's hook failed, or it did not come back
     +-- StoreError                    the database did not do what was asked; nothing was half written
         +-- StoreLost                 no connection, or locked too long; ask again
         +-- StoreFull                 no space
@@ -294,6 +295,10 @@ class HookRefused(EbbtideError):
 
 class DiscoveryFailed(EbbtideError):
     """A source of nodes could not tell which there are. The message says why, without secrets."""
+
+
+class RecycleFailed(EbbtideError):
+    """A node's hook failed, or the node did not answer after it. The message says why."""
 
 
 class StoreError(EbbtideError):

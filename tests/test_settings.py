@@ -62,7 +62,7 @@ def test_settings_are_frozen(read):
     ids=lambda path: path.name,
 )
 def test_shipped_files_load(path):
-    names = ("CHAT_UI_KEY", "SUMMARISER_KEY", "RELAY_API_KEY", "GPUSTACK_API_KEY")
+    names = ("CHAT_UI_KEY", "SUMMARISER_KEY", "RELAY_API_KEY", "GPUSTACK_API_KEY", "GPUSTACK_MANAGEMENT_KEY")
     assert load(path, {name: f"value-of-{name}" for name in names}).nodes
 
 

@@ -142,3 +142,28 @@ def test_names_to_look_up_differ(settings: Any) -> None:
     with pytest.raises(SettingsError, match=r"discovery.dns.1.name: and port are those of dns.0"):
         settings(discovery={"dns": [one, {**one, "name": "A.svc."}]})
     assert settings(nodes=[], discovery={"dns": [one]}).nodes == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "told"),
+    [
+        ({"url": "http://g"}, r"discovery.gpustack.api_key: is required"),
+        ({"url": "g", "api_key": "k"}, r"discovery.gpustack.url: must be a URL"),
+        (
+            {"url": "http://g", "api_key": "k", "models": {"a": "b"}, "model_pools": {"a": ["batch"]}},
+            r"discovery.gpustack.model_pools.a: is not one of discovery.gpustack.models; write GPUStack's own name",
+        ),
+        ({"url": "http://g", "api_key": "k", "model_pools": {"a": []}}, r"model_pools.a: must not be empty"),
+        ({"url": "http://g", "api_key": "k", "model_pools": {"a": ["chat"]}}, r"must be one of"),
+    ],
+)
+def test_a_gpustack_that_cannot_be_asked(settings: Any, said: dict[str, Any], told: str) -> None:
+    with pytest.raises(SettingsError, match=told):
+        settings(discovery={"gpustack": said})
+
+
+def test_gpustack_alone_is_enough(settings: Any) -> None:
+    said = {"url": "http://g", "api_key": "k", "models": ["a"], "model_pools": {"a": ["batch"]}}
+    found = settings(nodes=[], discovery={"gpustack": said}).discovery
+    assert found.sources == ("gpustack",)
+    assert "k'" not in repr(found.gpustack)

@@ -8,13 +8,13 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from random import getrandbits
+from typing import Any
 
 import msgspec
 import structlog
-from starlette.types import Receive, Scope, Send
 
 from router.api import headers
 from router.api.auth import Caller
@@ -22,8 +22,9 @@ from router.api.forms import read_form
 from router.api.headers import Heading
 from router.api.house import House
 from router.api.owners import with_known_tier
-from router.api.presence import Presence, too_large
+from router.api.presence import Presence, Watch, too_large
 from router.api.replies import Answering
+from router.api.turn import Turn
 from router.core.body import LONG_BODY, Body, read_body
 from router.core.call import Call, Endpoint, Protocol, Reason, Workload
 from router.core.classify import classify
@@ -75,41 +76,34 @@ class Completions:
 
     def __init__(self, house: House) -> None:
         self._house = house
+        self._watch = Watch(house.terms)
 
-    async def create(self, endpoint: Endpoint, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve a POST to `endpoint`."""
+    def create(self, endpoint: Endpoint, turn: Turn) -> Coroutine[Any, Any, None]:
+        """Serve a POST to `endpoint`; await it."""
+        return self.serve(endpoint.protocol, partial(self._read, endpoint, turn), turn)
 
-        async def ask(request_id: str, presence: Presence) -> Call:
-            return await self._read(endpoint, scope, request_id, presence)
-
-        await self.serve(endpoint.protocol, ask, (scope, receive, send))
-
-    async def serve(self, protocol: Protocol, ask: Asking, asgi: tuple[Scope, Receive, Send]) -> None:
+    async def serve(self, protocol: Protocol, ask: Asking, turn: Turn) -> None:
         """Make a call with `ask` and send its answer, or the reason why there is none."""
-        scope, receive, send = asgi
         request_id = f"req_{getrandbits(128):032x}"
-        presence = Presence(scope, receive, self._house.terms)
-        answering = Answering(send, presence, protocol, request_id.encode(), self._house.metrics.streams)
+        presence = Presence(turn, self._watch)
+        answering = Answering(turn, presence, protocol, request_id, self._house.metrics.streams)
         try:
             with presence:
-                await self._attend(ask, request_id, presence, answering)
+                try:
+                    await self._answer(await ask(request_id, presence), answering)
+                except Answer as answer:
+                    await answering.fail(answer)
+                except NodeFailed as error:
+                    await answering.cut(error)
+                except ClientLeft:
+                    return
+                except Exception:
+                    log.error("request failed through a fault of ours", request_id=request_id, exc_info=True)
+                    await answering.fail(Internal("The router failed to serve this request."))
         except ClientLeft:
             return
         except Answer as answer:
             await answering.fail(answer)
-
-    async def _attend(self, ask: Asking, request_id: str, presence: Presence, answering: Answering) -> None:
-        try:
-            await self._answer(await ask(request_id, presence), answering)
-        except Answer as answer:
-            await answering.fail(answer)
-        except NodeFailed as error:
-            await answering.cut(error)
-        except ClientLeft:
-            raise
-        except Exception:
-            log.error("request failed through a fault of ours", request_id=request_id, exc_info=True)
-            await answering.fail(Internal("The router failed to serve this request."))
 
     async def _answer(self, call: Call, answering: Answering) -> None:
         answering.expect(call)
@@ -122,19 +116,21 @@ class Completions:
                 owners.note(call, reply)
         await answering.finish(reply, held)
 
-    async def _read(self, endpoint: Endpoint, scope: Scope, request_id: str, presence: Presence) -> Call:
+    async def _read(self, endpoint: Endpoint, turn: Turn, request_id: str, presence: Presence) -> Call:
         house = self._house
-        heading = headers.read(scope["headers"])
-        caller = house.keyring.caller(scope["headers"])
+        heading = headers.read(turn.headers)
+        caller = house.keyring.caller(turn.headers)
         limit = house.terms.request_body_bytes
         _check(endpoint, heading, limit)
-        raw = await presence.body(limit)
+        raw = presence.whole_body(limit)
+        if raw is None:
+            raw = await presence.body(limit)
         read = partial(read_form, heading.content_type) if endpoint.multipart else partial(read_body, endpoint)
         if len(raw) > LONG_BODY:
             body = await asyncio.get_running_loop().run_in_executor(house.reader, read, raw)
         else:
             body = read(raw)
-        asked = Asked(request_id, endpoint, heading, caller, scope["query_string"], raw)
+        asked = Asked(request_id, endpoint, heading, caller, turn.query, raw)
         call = await self._call(asked, body)
         if not heading.retried:
             house.metrics.classified(call)
@@ -188,13 +184,20 @@ class Completions:
         shortest = house.fleet.shortest_context(body.model)
         long_prompt = house.terms.long_prompt_tokens
         decide_at = long_prompt if shortest is None else min(long_prompt, shortest)
-        counted = 0 if endpoint.path in _FREE else await house.tokens.count(body, decide_at=decide_at)
+        tokens, exact = house.tokens, False
+        if endpoint.path in _FREE:
+            counted = 0
+        elif tokens.guesses(body, decide_at=decide_at):
+            counted = body.guess
+        else:
+            counted = await tokens.count(body, decide_at=decide_at)
+            exact = tokens.teaches(body, decide_at=decide_at)
         estimate = house.estimates.of(body.model)
         prompts = max(1, body.content.prompts)
         prompt = estimate.prompt(counted) + hidden
         return Size(
             counted=counted,
-            exact=house.tokens.teaches(body, decide_at=decide_at),
+            exact=exact,
             prompt=prompt,
             each=prompt // prompts,
             least=_least(body, prompt),
@@ -207,7 +210,7 @@ def _check(endpoint: Endpoint, heading: Heading, limit: int) -> None:
     """Raise UnsupportedContentType or TooLarge for what the head alone tells."""
     wanted = b"multipart/form-data" if endpoint.multipart else _JSON
     length, told = heading.content_length, heading.content_type
-    if told.partition(b";")[0].strip().lower() != wanted:
+    if told != wanted and told.partition(b";")[0].strip().lower() != wanted:
         if length == 0:
             raise BadRequest("We could not parse the JSON body of your request: it is empty.")
         shown = wanted.decode()

@@ -6,9 +6,9 @@ headers that let the page read it.
 """
 
 from collections.abc import Collection
-from os import urandom
+from secrets import token_hex
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from router.api.turn import Turn, lines
 
 EXPOSED = (
     b"x-request-id, retry-after, retry-after-ms, x-should-retry, openai-processing-ms, openai-version, "
@@ -16,6 +16,7 @@ EXPOSED = (
     b"x-ratelimit-remaining-tokens, x-ratelimit-reset-requests, x-ratelimit-reset-tokens, "
     b"x-ebbtide-workload, x-ebbtide-reason, x-ebbtide-node, x-ebbtide-queue-ms"
 )
+_VARY = (b"vary", b"origin")
 _PREFLIGHT = [
     (b"access-control-allow-methods", b"GET, HEAD, POST, DELETE, OPTIONS"),
     (b"access-control-max-age", b"600"),
@@ -25,32 +26,27 @@ Headers = list[tuple[bytes, bytes]]
 
 
 class Cors:
-    """ASGI app around another. `origins` are exact origins, or hold `*` for any."""
+    """What pages of `origins` may read; they are exact origins, or hold `*` for any."""
 
-    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
-        self._app = app
+    def __init__(self, origins: Collection[str]) -> None:
         self._origins = frozenset(origin.encode() for origin in origins)
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        asked = dict(scope["headers"])
+    def greets(self, turn: Turn) -> bool:
+        """Give a request's answer its headers; whether it is a preflight, which `answer` answers."""
+        asked = dict(turn.headers)
         origin = asked.get(b"origin")
-        if origin is not None and scope["method"] == "OPTIONS" and b"access-control-request-method" in asked:
-            await _answer(send, 204, [*self._allowed(origin), *_PREFLIGHT, *_reflected(asked)])
-            return
-        told = [(b"vary", b"origin")] if origin is None else self._allowed(origin)
+        turn.also = lines([_VARY] if origin is None else self._allowed(origin))
+        return origin is not None and turn.method == "OPTIONS" and b"access-control-request-method" in asked
 
-        async def tell(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message["headers"] = [*_without_cors(message["headers"]), *told]
-            await send(message)
-
-        await self._app(scope, receive, tell)
+    async def answer(self, turn: Turn) -> None:
+        """Answer a preflight."""
+        headers = [*_PREFLIGHT, *_reflected(dict(turn.headers)), (b"x-request-id", b"req_" + token_hex(16).encode())]
+        turn.also, also = None, turn.also
+        turn.begin(204, (also or b"") + lines(headers), None)
+        turn.end()
 
     def _allowed(self, origin: bytes) -> Headers:
-        headers = [(b"vary", b"origin")]
+        headers = [_VARY]
         if b"*" in self._origins or origin in self._origins:
             headers += [(b"access-control-allow-origin", origin), (b"access-control-expose-headers", EXPOSED)]
         return headers
@@ -59,14 +55,3 @@ class Cors:
 def _reflected(asked: dict[bytes, bytes]) -> Headers:
     wanted = asked.get(b"access-control-request-headers")
     return [] if wanted is None else [(b"access-control-allow-headers", wanted)]
-
-
-def _without_cors(headers: Headers) -> Headers:
-    """A node's or relay's own permission is not ours."""
-    return [pair for pair in headers if not pair[0].startswith(b"access-control-")]
-
-
-async def _answer(send: Send, status: int, headers: Headers) -> None:
-    headers = [*headers, (b"x-request-id", b"req_" + urandom(16).hex().encode())]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": b"", "more_body": False})

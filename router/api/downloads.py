@@ -14,7 +14,7 @@ import structlog
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from router.api.terms import ABORT
+from router.api.terms import TURN
 from router.errors import StoreError
 from router.jobs.store import FileRow
 
@@ -58,7 +58,7 @@ class Download(Response):
             await self._pour(send, leaving)
         except (StoreError, TimeoutError) as error:
             log.warning("a download was broken off", reason=str(error) or "its client reads nothing")
-            scope.get("extensions", {}).get(ABORT, {}).get("now", lambda: None)()
+            scope["extensions"][TURN].abort()
             await asyncio.sleep(0)  # the server hears of the lost connection before we return
         finally:
             leaving.cancel()

@@ -1,16 +1,17 @@
-"""The ASGI app. The few paths that carry the load are found by one look-up; everything else goes through Starlette.
+"""Where a request goes. The few paths that carry the load are found by one look-up; all else goes through Starlette.
 
 Rules: every path works with and without `/v1` and with a trailing slash, and none redirects; every answer carries
 exactly one `x-request-id`; every refusal has the one error shape.
 """
 
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from os import urandom
+from typing import Any
 
 import structlog
 from starlette.exceptions import HTTPException
 from starlette.routing import BaseRoute, Route, Router
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Scope
 
 from router.api import errors
 from router.api.completions import Completions
@@ -19,6 +20,7 @@ from router.api.house import House
 from router.api.models import Models
 from router.api.ops import Ops
 from router.api.responses import Responses
+from router.api.turn import Turn
 from router.core.call import ENDPOINTS, Endpoint
 from router.errors import Answer, BadRequest, Internal, MethodNotAllowed, UnknownUrl
 
@@ -34,24 +36,23 @@ class Front:
         self._hot = _hot_paths()
         self._router = Router([*_routes(house, self._completions), *routes], redirect_slashes=False)
         origins = house.terms.cors_origins
-        self._app: ASGIApp = Cors(self._serve, origins) if origins else self._serve
+        self._cors = Cors(origins) if origins else None
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            await self._app(scope, receive, send)
+    def __call__(self, turn: Turn) -> Coroutine[Any, Any, None]:
+        """What answers a request; await it."""
+        if self._cors is not None and self._cors.greets(turn):
+            return self._cors.answer(turn)
+        endpoint = self._hot.get(turn.path)
+        if endpoint is not None and turn.method == "POST":
+            return self._completions.create(endpoint, turn)
+        return self._rest(endpoint, turn)
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        endpoint = self._hot.get(scope["path"])
-        if endpoint is not None and scope["method"] == "POST":
-            await self._completions.create(endpoint, scope, receive, send)
-        else:
-            await self._rest(endpoint, scope, receive, Named(send))
-
-    async def _rest(self, endpoint: Endpoint | None, scope: Scope, receive: Receive, send: "Named") -> None:
+    async def _rest(self, endpoint: Endpoint | None, turn: Turn) -> None:
+        scope, send = turn.scope, Named(turn)
         try:
             if endpoint is not None:
                 raise HTTPException(405, headers={"allow": "POST"})
-            await self._router({**scope, "path": _plain(scope["path"]), "app": self}, receive, send)
+            await self._router({**scope, "path": _plain(scope["path"]), "app": self}, turn.receive, send)
         except HTTPException as refusal:
             if refusal.status_code == 405 and scope["method"] == "OPTIONS":
                 await send.answer(204, _allow(refusal), b"")
@@ -67,17 +68,15 @@ class Front:
 class Named:
     """`send` that gives every answer its `x-request-id` and can tell refusals."""
 
-    def __init__(self, send: Send) -> None:
-        self._send = send
-        self.started = False
+    def __init__(self, turn: Turn) -> None:
+        self._turn = turn
 
     async def __call__(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.started = True
             headers = message.setdefault("headers", [])
             if all(name != b"x-request-id" for name, _ in headers):
                 message["headers"] = [*headers, (b"x-request-id", b"req_" + urandom(16).hex().encode())]
-        await self._send(message)
+        await self._turn.send(message)
 
     async def answer(self, status: int, headers: errors.Headers, body: bytes) -> None:
         """A whole answer."""
@@ -86,7 +85,7 @@ class Named:
 
     async def refuse(self, answer: Answer, headers: Sequence[tuple[bytes, bytes]] = ()) -> None:
         """Tell an error, unless an answer has begun: then the connection ends inside it."""
-        if not self.started:
+        if not self._turn.started:
             body = errors.body(answer, anthropic=False)
             await self.answer(answer.status, [*errors.headers(answer, len(body)), *headers], body)
 

@@ -5,23 +5,40 @@ Rules:
 - A client that leaves, reads nothing for too long, or has waited too long for a head, ends the call by cancelling the
   task that serves it, wherever it waits. The cancellation carries the `Outcome` as its message.
 - A cancellation from outside passes through untouched.
-- A fast call pays for one timer. Only a call that outlives it is looked at again and gets a task that waits for the
-  client's leaving. Nothing is done per event but counting.
+- One timer looks at all calls. Nothing is done per event but counting, and nothing waits for a client to leave: its
+  connection says so.
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
 
-from starlette.types import Receive, Scope
-
-from router.api.terms import ABORT, Terms
+from router.api.terms import Terms
+from router.api.turn import Turn
 from router.core.call import Outcome
 from router.errors import ClientLeft, RequestTimeout, TooLarge, UpstreamTimeout
 
-GRACE_S = 0.05
-"""A call that ends before this is not watched: it costs less to finish it than to look whether anybody is there."""
+
+class Watch:
+    """Looks at every open call each `pace_s` of the terms, with one timer, and none while no call is open."""
+
+    def __init__(self, terms: Terms) -> None:
+        self.terms = terms
+        self.present: set[Presence] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begin(self, within_s: float = math.inf) -> None:
+        """There are calls to look at, in `within_s` seconds if that is sooner than usual."""
+        if self._timer is None:
+            due_s = min(self.terms.pace_s, within_s)
+            self._timer = asyncio.get_running_loop().call_later(due_s, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self.present:
+            now = asyncio.get_running_loop().time()
+            self.begin(min([presence.look(now) for presence in tuple(self.present)]))
 
 
 class Presence:
@@ -34,22 +51,14 @@ class Presence:
     """
 
     __slots__ = (
-        "_abort", "_asked_at", "_beat_at", "_cancelling", "_loop", "_moved_at", "_receive", "_seen", "_task", "_terms",
-        "_ticked", "_timer", "_watcher", "beat", "body_read", "ended", "finishing", "headed", "moves", "pending",
+        "_asked_at", "_beat_at", "_moved_at", "_seen", "_turn", "_watch", "beat", "body_read", "ended", "finishing",
+        "headed", "moves", "pending",
     )  # fmt: skip
 
-    def __init__(self, scope: Scope, receive: Receive, terms: Terms) -> None:
-        self._receive = receive
-        self._terms = terms
-        self._abort: Callable[[], None] | None = (scope.get("extensions") or {}).get(ABORT, {}).get("now")
-        self._loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        assert task is not None
-        self._task: asyncio.Task[Any] = task
-        self._cancelling = task.cancelling()
-        self._watcher: asyncio.Task[None] | None = None
-        self._ticked = False
-        self._asked_at = self._beat_at = self._moved_at = self._loop.time()
+    def __init__(self, turn: Turn, watch: Watch) -> None:
+        self._turn = turn
+        self._watch = watch
+        self._asked_at = self._beat_at = self._moved_at = turn.now()
         self._seen = 0
         self.moves = 0
         self.pending: Outcome | None = None
@@ -58,49 +67,46 @@ class Presence:
         self.beat: Callable[[], None] | None = None
 
     def __enter__(self) -> "Presence":
-        self._timer = self._loop.call_later(GRACE_S, self._tick)
+        self._watch.present.add(self)
+        self._watch.begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        self._timer.cancel()
-        if self._watcher is not None:
-            self._watcher.cancel()
-        # its cancellation holds a frame that holds us, as `beat` does: circles would wait for the garbage collector
-        self._watcher = self.beat = None
-        if self.ended is not None and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
+        self._watch.present.discard(self)
+        # a circle would wait for the garbage collector
+        self._turn.left = self.beat = None
+        task = self._turn.task
+        if self.ended is not None and task is not None and not task.uncancel() and kind is asyncio.CancelledError:
             raise self._meaning(self.ended) from error
+
+    def whole_body(self, limit: int) -> bytes | None:
+        """The request body if it is all here; else ask for `body`. Raises TooLarge over `limit` bytes."""
+        raw = self._turn.take()
+        if raw is None:
+            return None
+        if len(raw) > limit:
+            raise too_large(limit)
+        self.body_read = True
+        self._turn.left = self._leave
+        return raw
 
     async def body(self, limit: int) -> bytes:
         """The whole request body. Raises TooLarge over `limit` bytes, ClientLeft."""
         self.pending = Outcome.TIMED_OUT
-        message = await self._receive()
-        first: bytes = message.get("body", b"")
-        if message["type"] == "http.disconnect":
-            raise ClientLeft
-        if message.get("more_body", False):
-            first = await self._rest(first, limit)
-        elif len(first) > limit:
-            raise too_large(limit)
-        self.pending, self.body_read = None, True
-        self._asked_at = self._beat_at = self._loop.time()
-        if self._ticked:
-            self._watch()
-        return first
-
-    async def _rest(self, first: bytes, limit: int) -> bytes:
-        parts, size, more = [first], len(first), True
+        parts, size, more = [], 0, True
         while more:
-            if size > limit:
-                raise too_large(limit)
-            self.moves += 1
-            message = await self._receive()
+            message = await self._turn.receive()
             if message["type"] == "http.disconnect":
                 raise ClientLeft
-            parts.append(message.get("body", b""))
+            parts.append(message["body"])
             size += len(parts[-1])
-            more = message.get("more_body", False)
-        if size > limit:
-            raise too_large(limit)
+            if size > limit:
+                raise too_large(limit)
+            more = message["more_body"]
+            self.moves += 1
+        self.pending, self.body_read = None, True
+        self._asked_at = self._beat_at = self._turn.now()
+        self._turn.left = self._leave
         return b"".join(parts)
 
     async def linger(self, seconds: float, most: int) -> None:
@@ -109,7 +115,7 @@ class Presence:
             async with asyncio.timeout(seconds):
                 size = 0
                 while size < most:
-                    message = await self._receive()
+                    message = await self._turn.receive()
                     if message["type"] == "http.disconnect" or not message.get("more_body", False):
                         return
                     size += len(message.get("body", b""))
@@ -118,43 +124,34 @@ class Presence:
 
     def abort(self) -> None:
         """End the connection at once, whatever is still unsent."""
-        if self._abort is not None:
-            self._abort()
+        self._turn.abort()
 
-    def _watch(self) -> None:
-        self._watcher = self._loop.create_task(self._leave())
-
-    async def _leave(self) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if not self.finishing:
-            self._end(Outcome.CLIENT_LEFT)
-
-    def _end(self, outcome: Outcome) -> None:
-        if self.ended is None:
-            self.ended = outcome
-            self._task.cancel(outcome)
-
-    def _tick(self) -> None:
-        terms, now = self._terms, self._loop.time()
-        due_s = terms.pace_s if self.beat is None else self._beat_at + terms.heartbeat_s - now
-        self._timer = self._loop.call_later(due_s if 0 < due_s < terms.pace_s else terms.pace_s, self._tick)
-        self._ticked = True
-        if self.body_read and self._watcher is None:
-            self._watch()
+    def look(self, now: float) -> float:
+        """A moment has passed: end what takes too long, and beat while it may take longer. Seconds to the next beat."""
+        terms = self._watch.terms
         if self.pending is None or self.moves != self._seen:
             self._seen, self._moved_at = self.moves, now
         elif now - self._moved_at >= self._bound_s() + terms.pace_s:
             self._stall()
-            return
+            return math.inf
         if self.body_read and not self.headed and now - self._asked_at >= terms.head_s:
             self._end(Outcome.TIMED_OUT)
         elif self.beat is not None and now - self._beat_at >= terms.heartbeat_s:
             self._beat_at = now
             self.beat()
+        return math.inf if self.beat is None else max(0.0, self._beat_at + terms.heartbeat_s - now)
+
+    def _leave(self) -> None:
+        if not self.finishing:
+            self._end(Outcome.CLIENT_LEFT)
+
+    def _end(self, outcome: Outcome) -> None:
+        if self.ended is None and self._turn.task is not None:
+            self.ended = outcome
+            self._turn.task.cancel(outcome)
 
     def _bound_s(self) -> float:
-        return self._terms.body_s if self.pending is Outcome.TIMED_OUT else self._terms.write_stall_s
+        return self._watch.terms.body_s if self.pending is Outcome.TIMED_OUT else self._watch.terms.write_stall_s
 
     def _stall(self) -> None:
         assert self.pending is not None
@@ -166,8 +163,8 @@ class Presence:
         if outcome is not Outcome.TIMED_OUT:
             return ClientLeft()
         if not self.body_read:
-            return RequestTimeout(f"No part of the request body came for {self._terms.body_s:g} seconds.")
-        waited = f"No answer came within {self._terms.head_s:g} seconds."
+            return RequestTimeout(f"No part of the request body came for {self._watch.terms.body_s:g} seconds.")
+        waited = f"No answer came within {self._watch.terms.head_s:g} seconds."
         return UpstreamTimeout(f"{waited} Ask with stream: true for what takes longer.", retry=False)
 
 

@@ -1,131 +1,251 @@
-"""uvicorn's HTTP connection, with the bounds it leaves to whoever stands in front of it.
+"""A client's connection: HTTP/1.1 on httptools, for uvicorn's server.
 
 A request head must be whole within `HEAD_S` and within the size limit; a head that is not HTTP is told so in OpenAI's
 shape. A connection on which nothing was ever sent is closed like one that is kept alive. The body's bounds are the
 door's (it knows which path allows how much).
+
+Requests are answered in the order they came; one that comes before the answer to the last is read and waits. A
+connection has one timer, armed for the nearest deadline and, when it rings too early, armed again: a request neither
+makes nor cancels one.
 """
 
 import asyncio
+import math
+from collections import deque
 from secrets import token_hex
-from typing import ClassVar
+from typing import Any, ClassVar, cast
+from urllib.parse import unquote
 
+import httptools
 import msgspec
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.config import Config
+from uvicorn.server import ServerState
 
-from router.api.terms import ABORT
+from router.api.turn import Turn
 
 HEAD_S = 10.0
 """Longest time from the first byte of a request to the end of its head."""
 
 
-class Corked:
-    """A transport that holds the head of an answer until the first bytes of its body follow.
+class FrontProtocol(asyncio.Protocol):
+    """One client connection; uvicorn's `app` is called with each `Turn` and what it returns is awaited.
 
-    Both then leave in one write, and so in one packet. A head nothing follows leaves when the event loop turns.
-    Whatever else uvicorn asks of its transport goes straight to it.
-    """
-
-    __slots__ = ("_head", "_loop", "_transport", "get_extra_info", "is_closing", "pause_reading", "resume_reading")
-
-    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._transport = transport
-        self._loop = loop
-        self._head = b""
-        self.get_extra_info = transport.get_extra_info
-        self.is_closing = transport.is_closing
-        self.pause_reading = transport.pause_reading
-        self.resume_reading = transport.resume_reading
-
-    def write(self, data: bytes) -> None:
-        """Send, or hold if it is a head. A body that looks like one is merely sent a moment later."""
-        if self._head:
-            self._transport.write(self._head + data)
-            self._head = b""
-        elif data.startswith(b"HTTP/1.1 ") and not data.startswith(b"HTTP/1.1 1"):
-            self._head = data
-            self._loop.call_soon(self._send_head)
-        else:
-            self._transport.write(data)
-
-    def close(self) -> None:
-        """Send what is held and close."""
-        self._send_head()
-        self._transport.close()
-
-    def abort(self) -> None:
-        """Close at once; what is held is lost."""
-        self._head = b""
-        self._transport.abort()
-
-    def _send_head(self) -> None:
-        if self._head:
-            head, self._head = self._head, b""
-            self._transport.write(head)
-
-
-class FrontProtocol(HttpToolsProtocol):
-    """One client connection. `head_limit` is the largest request head in bytes."""
+    `head_limit` is the largest request head in bytes; `stuffed`: the client reads slowly."""
 
     head_limit: ClassVar[int] = 65536
+    _date: ClassVar[tuple[object, bytes]] = (None, b"")
 
-    _head_bytes = 0
-    _in_head = True
-    _head_timer: asyncio.TimerHandle | None = None
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        self.loop = _loop or asyncio.get_running_loop()
+        self.tasks = server_state.tasks
+        self.transport: asyncio.Transport
+        self.client: tuple[str, int] | None = None
+        self.server: tuple[str, int] | None = None
+        self.stuffed = False
+        self._serve: Any = config.app
+        self._state = server_state
+        self._keep_alive_s = float(config.timeout_keep_alive)
+        self._parser: Any = httptools.HttpRequestParser(self)
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._turn: Turn | None = None  # whose request is read, or was last
+        self._answering: Turn | None = None
+        self._waiting: deque[Turn] = deque()
+        self._writable: asyncio.Event | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._alarm_at = self._deadline = math.inf
+        self._paused = False
+        self._in_head = True
+        self._head_bytes = 0
+        self._url = b""
+        self._headers: list[tuple[bytes, bytes]] = []
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(Corked(transport, self.loop))  # type: ignore[arg-type]
-        self._head_timer = self.loop.call_later(self.timeout_keep_alive, self._too_slow)
+    # What the transport says
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast("asyncio.Transport", transport)
+        self._state.connections.add(self)  # type: ignore[arg-type]
+        self.client = _address(transport.get_extra_info("peername"))
+        self.server = _address(transport.get_extra_info("sockname"))
+        self._until(self._keep_alive_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._stop_timer()
-        super().connection_lost(exc)
+        self._state.connections.discard(self)
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._parser = None  # it holds our methods: a cycle
+        turn, self._answering, self._turn = self._answering, None, None
+        waiting, self._waiting = self._waiting, deque()
+        for one in (turn, *waiting):
+            if one is not None:
+                one.lost()
+        self.resume_writing()
 
     def data_received(self, data: bytes) -> None:
+        if self._parser is None:
+            return
         if self._in_head:
-            if not self._head_bytes:
-                self._stop_timer()
             self._head_bytes += len(data)
-        super().data_received(data)
-        if self._head_bytes and self._in_head and not self.transport.is_closing():
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            pass  # nothing here is upgraded: the request is served as it stands
+        except httptools.HttpParserError:
+            self._refuse(400, "Invalid HTTP request received.", None)
+            return
+        if self._in_head and self._head_bytes and not self.transport.is_closing():
             if self._head_bytes > self.head_limit:
                 self._refuse(431, "The request head is too large.", "request_header_fields_too_large")
-            elif self._head_timer is None:
-                self._head_timer = self.loop.call_later(HEAD_S, self._too_slow)
+            elif self._head_bytes == len(data):
+                self._until(HEAD_S)
+
+    def pause_writing(self) -> None:
+        self.stuffed = True
+
+    def resume_writing(self) -> None:
+        self.stuffed = False
+        if self._writable is not None:
+            self._writable.set()
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough, or is gone."""
+        if self._writable is None:
+            self._writable = asyncio.Event()
+        while self.stuffed:
+            self._writable.clear()
+            await self._writable.wait()
+
+    # What the parser says
+
+    def on_message_begin(self) -> None:
+        self._url = b""
+        self._headers = []
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._stop_timer()
-        self._in_head = False
+        self._in_head, self._turn = False, None
+        if self.transport.is_closing():
+            return
+        headers, parser = self._headers, self._parser
         if self._head_bytes > self.head_limit:
-            size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
+            size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in headers)
             if size > self.head_limit:
                 self._refuse(431, "The request head is too large.", "request_header_fields_too_large")
                 return
-        self.scope["extensions"] = {ABORT: {"now": self.transport.abort}}
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        self._in_head = True
-        self._head_bytes = 0
-        if not self.transport.is_closing():
-            super().on_message_complete()
+        self._turn = turn = Turn(self, headers)
+        turn.method = parser.get_method().decode("ascii")
+        url = httptools.parse_url(self._url)
+        turn.raw_path = path = url.path
+        turn.query = url.query or b""
+        turn.path = path.decode("ascii") if b"%" not in path else unquote(path.decode("ascii"))
+        turn.keep_alive = parser.should_keep_alive()
+        if parser.get_http_version() != "1.1":
+            turn.version, turn.keep_alive = parser.get_http_version(), False
+        if self._answering is None:
+            self._start(turn)
+        else:
+            self._pause_reading()
+            self._waiting.append(turn)
 
     def on_body(self, body: bytes) -> None:
-        if not self.transport.is_closing():
-            super().on_body(body)
+        turn = self._turn
+        if turn is None:
+            return
+        if turn.complete:
+            self._until(self._keep_alive_s)
+        elif turn.more(body):
+            self._pause_reading()
 
-    def send_400_response(self, msg: str) -> None:
-        self._refuse(400, msg, None)
+    def on_message_complete(self) -> None:
+        self._in_head, self._head_bytes = True, 0
+        if self._turn is not None:
+            self._turn.ended()
 
-    def _too_slow(self) -> None:
-        self._head_timer = None
-        if not self._head_bytes:
+    # What a turn says
+
+    def date_line(self) -> bytes:
+        """The headers uvicorn gives every answer: the date, told once a second."""
+        told = self._state.default_headers
+        if FrontProtocol._date[0] is not told:
+            FrontProtocol._date = (told, b"".join(b"%b: %b\r\n" % pair for pair in told))
+        return FrontProtocol._date[1]
+
+    def answered(self, turn: Turn, *, whole: bool) -> None:
+        """An answer is complete; one shorter than its head said is not `whole`, and ends the connection."""
+        self._state.total_requests += 1
+        self._answering = None
+        if not (turn.keep_alive and whole):
             self.transport.close()
-        elif self.cycle is None or self.cycle.response_complete:
+        elif not self.transport.is_closing():
+            self.resume_reading()
+            if self._waiting:
+                self._start(self._waiting.popleft())
+            else:
+                self._until(HEAD_S if self._in_head and self._head_bytes else self._keep_alive_s)
+
+    def resume_reading(self) -> None:
+        """Whoever was made to wait may send again."""
+        if self._paused and not self.transport.is_closing():
+            self._paused = False
+            self.transport.resume_reading()
+
+    # What uvicorn says
+
+    def shutdown(self) -> None:
+        """Take no more requests: close now, or after the answer that is under way."""
+        if self._answering is None:
+            self.transport.close()
+        else:
+            self._answering.keep_alive = False
+
+    def _start(self, turn: Turn) -> None:
+        self._deadline = math.inf
+        self._answering = turn
+        turn.task = task = self.loop.create_task(turn.run(self._serve(turn)))
+        self.tasks.add(task)
+
+    def _pause_reading(self) -> None:
+        if not self._paused:
+            self._paused = True
+            self.transport.pause_reading()
+
+    def _until(self, seconds: float) -> None:
+        self._deadline = deadline = self.loop.time() + seconds
+        if self._alarm_at > deadline:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._arm(deadline)
+
+    def _arm(self, at: float) -> None:
+        self._alarm_at = at
+        self._alarm = self.loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        self._alarm, self._alarm_at = None, math.inf
+        if self._deadline > self.loop.time():
+            if self._deadline < math.inf:
+                self._arm(self._deadline)
+        elif self._answering is not None:
+            self._deadline = math.inf  # the head that is late has an answer before it
+        elif self._in_head and self._head_bytes:
             self._refuse(408, "The request head did not arrive in time.", "request_timeout")
+        else:
+            self.transport.close()
 
     def _refuse(self, status: int, message: str, code: str | None) -> None:
         """Answer and close. Nothing of the request has reached the app, or nothing more of it will."""
-        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+        turn = self._answering
+        if turn is not None and turn.started:
             self.transport.abort()
             return
         kind = "timeout_error" if status == 408 else "invalid_request_error"
@@ -138,10 +258,10 @@ class FrontProtocol(HttpToolsProtocol):
         self.transport.write(head.encode() + body)
         self.transport.close()
 
-    def _stop_timer(self) -> None:
-        if self._head_timer is not None:
-            self._head_timer.cancel()
-            self._head_timer = None
+
+def _address(told: object) -> tuple[str, int] | None:
+    """Host and port of an end of the connection."""
+    return (str(told[0]), int(told[1])) if isinstance(told, tuple) and len(told) >= 2 else None
 
 
 _PHRASES = {400: "Bad Request", 408: "Request Timeout", 431: "Request Header Fields Too Large"}

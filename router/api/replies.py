@@ -12,11 +12,10 @@ Rules:
 import asyncio
 from contextlib import AbstractContextManager
 
-from starlette.types import Send
-
 from router.api import errors
 from router.api.presence import Presence
-from router.core.call import Call, Outcome, Protocol, Workload
+from router.api.turn import Turn, lines
+from router.core.call import Call, Outcome, Protocol
 from router.dispatch.reply import Reply
 from router.errors import Answer, NodeFailed, UpstreamUnavailable
 from router.upstream.sse import failure_events
@@ -25,8 +24,6 @@ HELD_BYTES = 8 * 2**20
 """A body of known size up to this is collected before it is sent; a longer one is passed on as it comes."""
 LINGER_S, LINGER_BYTES = 2.0, 64 * 2**20
 """How long and how much is read of a body that is not wanted, so that the refusal arrives before the end."""
-
-Headers = list[tuple[bytes, bytes]]
 
 _OURS = frozenset(
     (
@@ -40,33 +37,32 @@ _OURS = frozenset(
         b"x-request-id",
     )
 )
-_STREAMED = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-_EVENT_STREAM = (b"content-type", b"text/event-stream; charset=utf-8")
-_WORKLOADS = {workload: (b"x-ebbtide-workload", workload.value.encode()) for workload in Workload}
+_STREAMED = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
+_EVENT_STREAM = b"content-type: text/event-stream; charset=utf-8\r\n"
 _KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class Answering:
     """Sends one answer. `id` is the request's; `protocol` says how errors look; `streams` counts open streams."""
 
-    __slots__ = ("_beat", "_call", "_presence", "_protocol", "_send", "_streams", "id", "started", "streaming")
+    __slots__ = ("_beat", "_call", "_presence", "_protocol", "_streams", "_turn", "id", "streaming")
 
     def __init__(
         self,
-        send: Send,
+        turn: Turn,
         presence: Presence,
         protocol: Protocol,
-        request_id: bytes,
+        request_id: str,
         streams: AbstractContextManager[object],
     ) -> None:
-        self._send = send
+        self._turn = turn
         self._streams = streams
         self._presence = presence
         self._protocol = protocol
         self.id = request_id
         self._call: Call | None = None
         self._beat: asyncio.Task[None] | None = None
-        self.started = self.streaming = False
+        self.streaming = False
 
     def expect(self, call: Call) -> None:
         """The call is about to wait: from now on a streaming caller hears a heartbeat."""
@@ -76,11 +72,15 @@ class Answering:
 
     async def pour(self, reply: Reply) -> bytes | None:
         """Send what comes while room is held; returns a whole body that is still to be sent, or None."""
-        await self._still()
+        if self._presence.beat is not None:
+            await self._still()
         if reply.stream:
             await self._events(reply)
             return None
-        if self.started or (reply.length is not None and reply.length <= HELD_BYTES):
+        whole = reply.whole()
+        if whole is not None:
+            return whole
+        if self._turn.started or (reply.length is not None and reply.length <= HELD_BYTES):
             return b"".join([chunk async for chunk in reply])
         await self._opaque(reply)
         return None
@@ -90,12 +90,12 @@ class Answering:
         self._presence.finishing = True
         if held is None:
             await self._end(b"")
-        elif self.started:
+        elif self._turn.started:
             await self._late(reply.status, held)
         else:
             if reply.status >= 400 and self._protocol is Protocol.MESSAGES:
                 held = errors.envelope(reply.status, errors.inner(held).message)
-            await self._start(reply.status, [*self._about(reply), (b"content-length", b"%d" % len(held))])
+            self._start(reply.status, self._about(reply), len(held))
             await self._end(held)
 
     async def fail(self, answer: Answer) -> None:
@@ -104,7 +104,7 @@ class Answering:
         self._presence.finishing = True
         if self.streaming:
             await self._end(failure_events(self._protocol, answer.message, answer.code or "upstream_error"))
-        elif self.started:
+        elif self._turn.started:
             self._presence.abort()
             await asyncio.sleep(0)  # the server hears of the lost connection before we return
         else:
@@ -116,40 +116,36 @@ class Answering:
 
     async def _refuse(self, answer: Answer) -> None:
         body = errors.body(answer, anthropic=self._protocol is Protocol.MESSAGES)
-        headers = [(b"x-request-id", self.id), *errors.headers(answer, len(body))]
         unread = not self._presence.body_read
         if unread:
-            headers.append((b"connection", b"close"))
-        await self._start(answer.status, headers)
+            self._turn.keep_alive = False
+        self._turn.head(answer.status, [(b"x-request-id", self.id.encode()), *errors.headers(answer, len(body))])
+        self._presence.headed = True
         if unread:
-            await self._send({"type": "http.response.body", "body": body, "more_body": True})
+            self._turn.write(body)
             await self._presence.linger(LINGER_S, LINGER_BYTES)
             body = b""
         await self._end(body)
 
     async def _events(self, reply: Reply) -> None:
-        presence, send = self._presence, self._send
-        if not self.started:
-            await self._start(reply.status, [*self._about(reply), *_STREAMED])
+        if not self._turn.started:
+            self._start(reply.status, self._about(reply) + _STREAMED, None)
             self.streaming = True
-        message = {"type": "http.response.body", "body": b"", "more_body": True}
         with self._streams:
-            async for chunk in reply:
-                message["body"] = chunk
-                presence.pending = Outcome.CLIENT_STALLED
-                await send(message)
-                presence.pending = None
-                presence.moves += 1
+            await self._pass_on(reply)
 
     async def _opaque(self, reply: Reply) -> None:
-        presence, length = self._presence, reply.length
-        sized = [] if length is None else [(b"content-length", b"%d" % length)]
-        await self._start(reply.status, [*self._about(reply), *sized])
-        async for chunk in reply:
-            presence.pending = Outcome.CLIENT_STALLED
-            await self._send({"type": "http.response.body", "body": chunk, "more_body": True})
-            presence.pending = None
-            presence.moves += 1
+        self._start(reply.status, self._about(reply), reply.length)
+        await self._pass_on(reply)
+
+    async def _pass_on(self, reply: Reply) -> None:
+        """Send what comes as it comes; while the client does not take it, the node is not read."""
+        turn = self._turn
+        while True:
+            if turn.stuffed:
+                await self._drained()
+            if not await reply.flow(turn.write):
+                return
 
     async def _late(self, status: int, held: bytes) -> None:
         """A stream was promised, and what came is one JSON body."""
@@ -157,43 +153,47 @@ class Answering:
         message = error.message if status >= 400 else "The node did not stream its answer."
         await self._end(failure_events(self._protocol, message, error.code or "upstream_error"))
 
-    async def _start(self, status: int, headers: Headers) -> None:
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
-        self.started = self._presence.headed = True
+    def _start(self, status: int, said: bytes, length: int | None) -> None:
+        self._turn.begin(status, said, length)
+        self._presence.headed = True
 
     async def _end(self, body: bytes) -> None:
+        if self._turn.stuffed:
+            await self._drained()
+        self._turn.end(body)
+
+    async def _drained(self) -> None:
+        """Wait until the client has read enough; one that reads nothing ends the call."""
         self._presence.pending = Outcome.CLIENT_STALLED
-        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        await self._turn.drain()
         self._presence.pending = None
+        self._presence.moves += 1
 
-    def _about(self, reply: Reply) -> Headers:
-        return [
-            *(pair for pair in reply.headers if pair[0] not in _OURS),
-            *self._said(),
-            (b"x-ebbtide-node", reply.node.encode()),
-            (b"x-ebbtide-queue-ms", b"%d" % (reply.queued_s * 1000)),
-        ]
+    def _about(self, reply: Reply) -> bytes:
+        theirs = lines([pair for pair in reply.headers if pair[0] not in _OURS])
+        node, queue_ms = reply.node.encode(), reply.queued_s * 1000
+        return b"%b%bx-ebbtide-node: %b\r\nx-ebbtide-queue-ms: %d\r\n" % (theirs, self._said(), node, queue_ms)
 
-    def _said(self) -> Headers:
+    def _said(self) -> bytes:
         call = self._call
         assert call is not None
-        return [
-            (b"x-request-id", self.id),
-            _WORKLOADS[call.workload],
-            (b"x-ebbtide-reason", call.reason.encode()),
-        ]
+        return b"x-request-id: %b\r\nx-ebbtide-workload: %b\r\nx-ebbtide-reason: %b\r\n" % (
+            self.id.encode(),
+            call.workload.encode(),
+            call.reason.encode(),
+        )
 
     def _heartbeat(self) -> None:
         if self._beat is None or self._beat.done():
             self._beat = asyncio.get_running_loop().create_task(self._comment())
 
     async def _comment(self) -> None:
-        self._presence.pending = Outcome.CLIENT_STALLED
-        if not self.started:
-            await self._start(200, [_EVENT_STREAM, *self._said(), *_STREAMED])
+        if self._turn.stuffed:
+            await self._drained()
+        if not self._turn.started:
+            self._start(200, _EVENT_STREAM + self._said() + _STREAMED, None)
             self.streaming = True
-        await self._send({"type": "http.response.body", "body": _KEEP_ALIVE, "more_body": True})
-        self._presence.pending = None
+        self._turn.write(_KEEP_ALIVE)
         self._presence.moves += 1
 
     async def _still(self) -> None:

@@ -1,6 +1,7 @@
 """Looking at, stopping and deleting a response made before: sent to the node that has it, and to no other."""
 
 import re
+from functools import partial
 from urllib.parse import parse_qs
 
 from starlette.types import Receive, Scope, Send
@@ -9,6 +10,8 @@ from router.api import headers
 from router.api.completions import Completions
 from router.api.house import House
 from router.api.presence import Presence
+from router.api.terms import TURN
+from router.api.turn import Turn
 from router.core.call import Call, Endpoint, Protocol, Reason, Workload
 from router.errors import NotFound
 
@@ -26,16 +29,16 @@ class Responses:
         self._action = action
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def ask(request_id: str, presence: Presence) -> Call:
-            return await self._call(scope, request_id, presence)
-
-        await self._completions.serve(Protocol.RESPONSES, ask, (scope, receive, send))
+        turn: Turn = scope["extensions"][TURN]
+        await self._completions.serve(Protocol.RESPONSES, partial(self._call, scope), turn)
 
     async def _call(self, scope: Scope, request_id: str, presence: Presence) -> Call:
         house = self._house
         response_id: str = scope["path_params"]["id"]
         caller = house.keyring.caller(scope["headers"])
-        body = await presence.body(BODY_BYTES)
+        body = presence.whole_body(BODY_BYTES)
+        if body is None:
+            body = await presence.body(BODY_BYTES)
         owner = house.owners.find(caller, response_id) if _ID.fullmatch(response_id) else None
         if owner is None or owner.node not in house.fleet.by_name:
             raise unknown(response_id)

@@ -6,8 +6,8 @@ Settings stand above this room, so the composition root says here what it read t
 from dataclasses import dataclass
 from functools import cached_property
 
-ABORT = "ebbtide.abort"
-"""Name of the ASGI extension, set by `FrontProtocol`, that ends a connection at once."""
+TURN = "ebbtide.turn"
+"""Name of the ASGI extension that is the `Turn` beneath a request."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,6 +49,7 @@ class Permit:
     __slots__ = (
         "_budget",
         "began_at",
+        "call_id",
         "chats",
         "firm",
         "left",
@@ -72,6 +73,7 @@ class Permit:
         self.began_at = now
         self.spoke_at: float | None = None
         self.past: Past | None = None
+        self.call_id = ""
         self.firm = False
         self.taken = False
         self.took = False

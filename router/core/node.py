@@ -12,7 +12,7 @@ import msgspec
 
 from router.core.budget import Budget, Permit, Room
 from router.core.call import Call, Workload
-from router.core.pace import GAP, Pace, Past
+from router.core.pace import GAP, OBJECTIVE, Pace, Past
 from router.core.packing import Bearing
 
 FAULTS_TO_DOWN = 3
@@ -126,6 +126,7 @@ class Node:
         "spec",
         "state",
         "stranger",
+        "takes_priority",
         "trial",
         "trickle_s",
     )
@@ -147,6 +148,7 @@ class Node:
         self.pace = Pace()
         self.bearing = Bearing()
         self.trickle_s = 0.0
+        self.takes_priority = True
 
     @property
     def name(self) -> str:
@@ -187,7 +189,7 @@ class Node:
     def hold(self, call: Call, now: float, past: Past | None = None) -> Permit:
         """Take room for a call, for the `with` block of the permit."""
         permit = self.budget.hold(self.room_for(call), call.workload, prompt_tokens=call.prompt_tokens, now=now)
-        permit.past = past
+        permit.past, permit.call_id = past, call.id
         if call.workload is Workload.INTERACTIVE:
             self.pace.chat_came(now)
         return permit
@@ -226,7 +228,8 @@ class Node:
         pace, seconds = self.pace, now - permit.spoke_at
         gap_s, objective = pace.gap_s, pace.objective_s(stated_s)
         slow = tokens > 1 and gap_s is not None and seconds / (tokens - 1) > GAP * gap_s
-        late = objective is not None and permit.spoke_at - permit.began_at > objective
+        own_s = OBJECTIVE * (pace.prefill_s(permit.prompt_tokens) or 0.0)
+        late = objective is not None and permit.spoke_at - permit.began_at > max(objective, own_s)
         self.bearing.judge(permit.chats, kept=not (slow or late))
         if gap_s is None or permit.chats <= self.bearing.limit / 4:
             pace.wrote(tokens - 1, seconds)

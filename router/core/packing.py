@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 __all__ = ["Bearing", "Packing"]
 
-FIRST_LIMIT = 8.0
+FIRST_LIMIT = 16.0
 """Chats at once a node is believed to bear before any evidence."""
 WINDOW = 20
 """Calls near the limit that are judged together."""

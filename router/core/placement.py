@@ -247,16 +247,17 @@ def _batch(call: Call, ready: Sequence[Node], now: float, situation: Situation) 
     """A batch call: where chat would not notice, first on the node that keeps what was read of it."""
     wait: Wait | None = None
     inner = frozenset(node.name for node in packing_order(ready)[: situation.packed or 0]) if len(ready) > 1 else ()
+    elsewhere = any(not node.budget.chats and node.name not in inner for node in ready) if len(ready) > 1 else False
     for node in _preferred(ready, inner, situation):
-        beginning = _beginning(call, node, now, situation)
+        beginning = _beginning(call, node, now, situation, elsewhere=elsewhere)
         reason = beginning.reason
         if reason is None:
             return Run(node, beginning.firm)
         if reason is WaitReason.CHAT_DECODE and node.name in inner:
             reason = WaitReason.PACKING
         for_chat = reason in FOR_CHAT
-        if wait is None or (for_chat and wait.node is None):
-            wait = Wait(reason, now + ASK_AGAIN_S if for_chat else None, node if for_chat else None)
+        if wait is None or (for_chat and wait.reason not in FOR_CHAT):
+            wait = Wait(reason, now + ASK_AGAIN_S if for_chat else None, node if for_chat and not elsewhere else None)
         if _worth_waiting(node, situation, now):
             wait = wait if for_chat else Wait(WaitReason.KEPT_ELSEWHERE, now + ASK_AGAIN_S)
             break
@@ -266,7 +267,7 @@ def _batch(call: Call, ready: Sequence[Node], now: float, situation: Situation) 
     return wait
 
 
-def _beginning(call: Call, node: Node, now: float, situation: Situation) -> Begin:
+def _beginning(call: Call, node: Node, now: float, situation: Situation, *, elsewhere: bool) -> Begin:
     """Whether a batch call may begin on that node."""
     if not node.budget.fits(node.room_for(call), call.workload) or _swamped(node):
         return Begin(WaitReason.NO_ROOM)
@@ -274,7 +275,7 @@ def _beginning(call: Call, node: Node, now: float, situation: Situation) -> Begi
         return Begin(WaitReason.ENGINE_QUEUE)
     if situation.chat_waits and Workload.INTERACTIVE in node.spec.pools:
         return Begin(WaitReason.CHAT_WAITS)
-    return begin(call, node, situation.past, situation.policy, now)
+    return begin(call, node, situation.past, situation.policy, now, elsewhere=elsewhere)
 
 
 def _preferred(ready: Sequence[Node], inner: Collection[str], situation: Situation) -> list[Node]:

@@ -87,8 +87,13 @@ def protected(past: Past | None) -> bool:
     return past is not None and (past.urgent or past.losses >= LOSSES_MOST or past.times >= TIMES_MOST)
 
 
-def begin(call: Call, node: Node, past: Past | None, policy: Policy, now: float) -> Begin:
-    """Whether a batch call that has room may begin on that node, for what chat there would notice."""
+def begin(  # what is known, one by one
+    call: Call, node: Node, past: Past | None, policy: Policy, now: float, *, elsewhere: bool = False
+) -> Begin:
+    """Whether a batch call that has room may begin on that node, for what chat there would notice.
+
+    Batch that has nodes `elsewhere`, which chat does not use, needs no trickle here.
+    """
     budget = node.budget
     if not budget.chats and Workload.INTERACTIVE not in node.spec.pools:
         return NOW
@@ -100,12 +105,13 @@ def begin(call: Call, node: Node, past: Past | None, policy: Policy, now: float)
     firm = protected(past)
     left_s = node.pace.left_s(call.prompt_tokens, past)
     if budget.chats:
-        if firm or _unnoticed(node, left_s) or _saved(node, left_s):
+        if _unnoticed(node, left_s) or (not elsewhere and (firm or _saved(node, left_s))):
             return FIRMLY
         return Begin(WaitReason.CHAT_DECODE)
     if firm:
         return FIRMLY
-    return _between_chats(node, left_s, policy, now)
+    begins = _between_chats(node, left_s, policy, now)
+    return FIRMLY if begins.reason is not None and not elsewhere and _saved(node, left_s) else begins
 
 
 def _between_chats(node: Node, left_s: float | None, policy: Policy, now: float) -> Begin:
@@ -118,7 +124,7 @@ def _between_chats(node: Node, left_s: float | None, policy: Policy, now: float)
     wanted = 1.0 - TRICKLE if slow else LIKELY if pace.kept is not None and pace.kept < LIKELY else 0.0
     if not wanted or pace.silence(left_s, now) >= wanted:
         return NOW
-    return FIRMLY if _saved(node, left_s) else Begin(WaitReason.CHAT_EXPECTED)
+    return Begin(WaitReason.CHAT_EXPECTED)
 
 
 def _unnoticed(node: Node, left_s: float | None) -> bool:

@@ -46,7 +46,7 @@ LATELY_S = 30.0
 """Chat is packed while batch was here within this long."""
 
 TakeBacks = Callable[[Node, Permit, float], None]
-"""Told of a batch call whose room is taken back, just before, and how many of its prompt tokens were read in vain."""
+"""Told of a batch call whose room is taken back, and how many of its prompt tokens were read in vain."""
 
 
 def _untold(node: Node, permit: Permit, wasted: float) -> None:

@@ -12,7 +12,7 @@ from types import TracebackType
 import msgspec
 
 from router.core.call import Outcome, Workload
-from router.core.node import Sign
+from router.core.node import Node, Sign
 from router.dispatch import normalise, request
 from router.dispatch.grant import Grant
 from router.dispatch.reply import Reply
@@ -24,6 +24,10 @@ from router.upstream.target import Target
 
 ERROR_BODY_BYTES = 65536
 """So much of an error's body is read; what follows says nothing new."""
+
+
+_UNKNOWN_FIELD = frozenset((400, 422, 503))
+"""Statuses by which engines refuse a field they do not know, or a priority they were not started for."""
 
 
 class Way(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,7 +83,8 @@ class Leg:
         call, node = trip.call, None if grant is None else grant.node
         own_name = way.models.get(call.model, call.model)
         trip.leave(way.name, grant, asks_usage=call.ask_usage and (node is None or node.facts.streams_usage))
-        body = request.body(call, own_name, asks_usage=trip.asks_usage)
+        behind = request.behind(call, node)
+        body = request.body(call, own_name, asks_usage=trip.asks_usage, behind=behind)
         head = request.head(call, way.target, way.starts, len(body))
         exchange = way.pool.exchange(head, body, first_byte_s=self._first_byte_s)
         if grant is not None and call.workload is Workload.BATCH:
@@ -87,7 +92,7 @@ class Leg:
         upstream = await exchange.__aenter__()
         self._exchange = exchange
         if upstream.status >= 400:
-            return await self._refused(upstream)
+            return await self._refused(upstream, behind is not None)
         if upstream.status >= 300:
             raise BadAnswer(f"The node answered {upstream.status}: a redirect is no answer.")
         try:
@@ -98,8 +103,10 @@ class Leg:
                 raise
             return self._complaint(error.status, upstream, error.body)
 
-    async def _refused(self, upstream: Upstream) -> Reply:
+    async def _refused(self, upstream: Upstream, hinted: bool) -> Reply:
         status, raw = upstream.status, await _some(upstream)
+        if hinted and self._grant is not None and status in _UNKNOWN_FIELD and b"priority" in raw.lower():
+            return await self._ask_plainly(self._grant.node)
         if self._grant is None:
             if status in (401, 403):
                 raise RelayMisconfigured("The relay refuses the key it was given.", retry=False)
@@ -108,6 +115,14 @@ class Leg:
         elif status in (401, 403) or (status >= 500 and status != 501):
             raise BadStatus(f"The node answered {status}.", status, raw)
         return self._complaint(status, upstream, raw)
+
+    async def _ask_plainly(self, node: Node) -> Reply:
+        """Once more, and from now on, without a priority: the node will not have one."""
+        node.takes_priority = False
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            await exchange.__aexit__(None, None, None)
+        return await self._ask()
 
     def _complaint(self, status: int, upstream: Upstream, raw: bytes) -> Reply:
         trip = self._trip

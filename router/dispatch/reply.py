@@ -8,6 +8,7 @@ Rules:
 """
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 
@@ -95,15 +96,40 @@ class Reply:
         return self
 
     async def __anext__(self) -> bytes:
+        came: list[bytes] = []
+
+        def keep(data: bytes) -> bool:
+            came.append(data)
+            return False
+
+        while not came and await self.flow(keep):
+            pass
+        if not came:
+            raise StopAsyncIteration
+        return came[0]
+
+    def whole(self) -> bytes | None:
+        """The body, if all of it is here; else None."""
+        if self._upstream is not None:
+            return None
+        held, self._held = self._held, b""
+        return held
+
+    async def flow(self, write: Callable[[bytes], bool]) -> bool:
+        """Give `write`, which must not raise, the answer's bytes as they come, until it returns False: once more, then.
+
+        Returns whether there may be more: call it again when `write` can take some. Nothing wakes up for what comes in
+        between; it passes from the node's callback to `write`.
+        """
         if self._held:
             held, self._held = self._held, b""
-            return held
+            if not write(held):
+                return True
         if self._upstream is None:
-            raise StopAsyncIteration
-        chunk = await (self._next_bytes(self._upstream) if self._events is None else self._next_events(self._events))
-        if not chunk:
-            raise StopAsyncIteration
-        return chunk
+            return False
+        if self._events is None:
+            return await self._flow_bytes(self._upstream, write)
+        return await self._flow_events(self._upstream, self._events, write)
 
     @classmethod
     def error(cls, status: int, headers: list[tuple[bytes, bytes]], body: bytes, trip: Trip) -> "Reply":
@@ -119,9 +145,11 @@ class Reply:
 
         Raises NodeFailed when the node fails before that point, or a stream has no token within `within_s`.
         """
-        reply = cls(upstream.status, clean(upstream.headers), trip)
-        kind = _header(upstream.headers, b"content-type")
-        coding = _header(upstream.headers, b"content-encoding")
+        headers = clean(upstream.headers)
+        reply = cls(upstream.status, headers, trip)
+        told = dict(headers)
+        kind = told.get(b"content-type", b"").lower()
+        coding = told.get(b"content-encoding", b"").lower()
         coded = coding not in (b"", b"identity")
         if kind.startswith(b"text/event-stream"):
             reply.stream = True
@@ -157,14 +185,8 @@ class Reply:
         self._upstream, self._events = upstream, events
 
     async def _hold_json(self, upstream: Upstream, rename: tuple[bytes, bytes] | None) -> None:
-        parts, size = [], 0
-        while data := await upstream.read():
-            parts.append(data)
-            size += len(data)
-            if size > JSON_HELD_BYTES:
-                self._upstream = upstream
-                break
-        self._held = b"".join(parts)
+        whole = upstream.whole()
+        self._held = await self._some_json(upstream) if whole is None else whole
         self.trip.first_token()
         if self._upstream is not None:
             self.length = upstream.length
@@ -174,6 +196,17 @@ class Reply:
         self.length = len(self._held)
         self._read_json()
         self.trip.ended()
+
+    async def _some_json(self, upstream: Upstream) -> bytes:
+        """The body, or as much as is held of a long one."""
+        parts, size = [], 0
+        while data := await upstream.read():
+            parts.append(data)
+            size += len(data)
+            if size > JSON_HELD_BYTES:
+                self._upstream = upstream
+                break
+        return b"".join(parts)
 
     def _read_json(self) -> None:
         try:
@@ -187,32 +220,31 @@ class Reply:
                 counted.prompt_tokens or counted.input_tokens, counted.completion_tokens or counted.output_tokens
             )
 
-    async def _next_bytes(self, upstream: Upstream | Unpacked) -> bytes:
+    async def _flow_bytes(self, upstream: Upstream | Unpacked, write: Callable[[bytes], bool]) -> bool:
         """More of a body we do not read. It cannot say it failed, so a failure breaks the connection to the caller."""
         try:
-            data = await upstream.read()
+            more = await upstream.flow(write)
         except TakenBack:
             raise
         except NodeFailed as error:
             self.trip.cut(error)
             raise
-        if not data:
+        if not more:
             self._upstream = None
             self.trip.ended()
-        return data
+        return more
 
-    async def _next_events(self, events: Events) -> bytes:
-        upstream = self._upstream
-        assert upstream is not None
+    async def _flow_events(self, upstream: Upstream | Unpacked, events: Events, write: Callable[[bytes], bool]) -> bool:
+        heard = self.trip.heard
+
+        def take(data: bytes) -> bool:
+            heard()
+            shown = events.feed(data)
+            return (not shown or write(shown)) and not self._ended(events)
+
         try:
-            while not self._ended(events):
-                data = await upstream.read()
-                if not data:
-                    break
-                self.trip.heard()
-                chunk = events.feed(data)
-                if chunk:
-                    return chunk
+            if not self._ended(events) and await upstream.flow(take) and not self._ended(events):
+                return True
             await self._close_stream(upstream, events)
         except TakenBack:
             self._upstream = None
@@ -221,10 +253,10 @@ class Reply:
             self._upstream = None
             if events.complete:
                 self.trip.ended()
-                return b""
-            self.trip.cut(error)
-            return self._last_words(events, str(error))
-        return b""
+            else:
+                self.trip.cut(error)
+                write(self._last_words(events, str(error)))
+        return False
 
     async def _close_stream(self, upstream: Upstream | Unpacked, events: Events) -> None:
         if self._ended(events):
@@ -264,11 +296,12 @@ async def _event(upstream: Upstream | Unpacked, events: Events) -> bytes:
 
 def clean(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Headers that may go to the caller: none of the connection's own, nor those it names."""
-    named: set[bytes] = set()
-    for name, value in headers:
-        if name == b"connection":
-            named.update(part.strip().lower() for part in value.split(b","))
-    return [pair for pair in headers if pair[0] not in _HOP_BY_HOP and pair[0] not in named]
+    kept = [pair for pair in headers if pair[0] not in _HOP_BY_HOP]
+    if len(kept) < len(headers):
+        named = {part.strip().lower() for name, value in headers if name == b"connection" for part in value.split(b",")}
+        if named:
+            return [pair for pair in kept if pair[0] not in named]
+    return kept
 
 
 def rename_model(raw: bytes, found: bytes, shown: bytes) -> bytes:
@@ -278,10 +311,3 @@ def rename_model(raw: bytes, found: bytes, shown: bytes) -> bytes:
         if old in raw:
             return raw.replace(old, spaced + b'"' + shown + b'"', 1)
     return raw
-
-
-def _header(headers: list[tuple[bytes, bytes]], wanted: bytes) -> bytes:
-    for name, value in headers:
-        if name == wanted:
-            return value.lower()
-    return b""

@@ -1,7 +1,8 @@
 """What one leg of a call looks like on the wire to one target.
 
-The body goes out as it came, but for two edits a call may need: another model name (a node or the relay knows the model
-under its own), and `stream_options.include_usage` on streams whose caller did not say, so that tokens can be accounted.
+The body goes out as it came, but for three edits a call may need: another model name (a node or the relay knows the
+model under its own), `stream_options.include_usage` on streams whose caller did not say, so that tokens can be
+accounted, and the priority of batch calls at engines that have one.
 Credentials are the target's own; a caller's never leave the house.
 """
 
@@ -10,10 +11,16 @@ from collections.abc import Mapping
 
 import msgspec
 
-from router.core.call import ENDPOINTS, Call
+from router.core.call import ENDPOINTS, Call, Workload
+from router.core.node import Node
 from router.upstream.target import Target
 
 _ASK_USAGE = b'{"stream_options":{"include_usage":true},'
+_BEHIND = {"vllm": b'{"priority":10,', "sglang": b'{"priority":-10,"rid":%b,'}
+"""What puts a batch call behind others in an engine's own queue: vLLM serves the lower first, SGLang the higher.
+Without their priority scheduling both pass over it; nothing here relies on it. SGLang is also told the name by which a
+call can be aborted."""
+_QUEUED = frozenset(("chat/completions", "completions"))
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -48,13 +55,25 @@ def head(call: Call, target: Target, known: Mapping[str, bytes], length: int) ->
     return b"".join(parts)
 
 
-def body(call: Call, own_name: str, *, asks_usage: bool) -> bytes:
-    """The body for a target that knows the model as `own_name`."""
+def behind(call: Call, node: Node | None) -> bytes | None:
+    """How the body of a batch call begins at an engine that has priorities; None where the caller has said its own."""
+    if call.workload is not Workload.BATCH or node is None or not node.takes_priority:
+        return None
+    if call.endpoint.path not in _QUEUED or b'"priority"' in call.body:
+        return None
+    begins = _BEHIND.get(node.facts.engine)
+    return begins % msgspec.json.encode(call.id) if begins is not None and b"%" in begins else begins
+
+
+def body(call: Call, own_name: str, *, asks_usage: bool, behind: bytes | None = None) -> bytes:
+    """The body for a target that knows the model as `own_name`; `behind` is put before its first member."""
     raw = call.body
     if own_name != call.model:
         raw = renamed(raw, call.content_type, call.model, own_name)
     if asks_usage:
         raw = _ASK_USAGE + raw[raw.index(b"{") + 1 :].lstrip()
+    if behind is not None:
+        raw = behind + raw[raw.index(b"{") + 1 :].lstrip()
     return raw
 
 

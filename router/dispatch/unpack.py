@@ -2,6 +2,7 @@
 alive and mended like any other."""
 
 import zlib
+from collections.abc import Callable
 
 from router.errors import BadAnswer, Truncated
 from router.upstream.pool import Answer as Upstream
@@ -33,6 +34,26 @@ class Unpacked:
         if not self._inflate.eof:
             raise Truncated("The compressed stream ended before it was whole.")
         return b""
+
+    async def flow(self, take: Callable[[bytes], bool]) -> bool:
+        """Give `take` what came, unpacked, until it returns False; whether more may come. Raises like `read`."""
+        broken = False
+
+        def unpack(packed: bytes) -> bool:
+            nonlocal broken
+            try:
+                data = self._inflate.decompress(packed)
+            except zlib.error:
+                broken = True
+                return False
+            return not data or take(data)
+
+        more = await self._upstream.flow(unpack)
+        if broken:
+            raise BadAnswer("The compressed stream cannot be read.")
+        if not more and not self._inflate.eof:
+            raise Truncated("The compressed stream ended before it was whole.")
+        return more
 
     async def drain(self, within_s: float) -> None:
         """Read on to the end, so that the connection can be kept."""

@@ -6,7 +6,7 @@ where, `yamlfile` reads the file, `sources` are file, environment and command li
 """
 
 from router.settings.changes import Change, changes
-from router.settings.discovery import Discovery, DnsEntry
+from router.settings.discovery import Discovery, DnsEntry, GpustackEntry
 from router.settings.fields import FIELDS, variable
 from router.settings.reading import dump, load, load_nodes
 from router.settings.relay import RelayEntry
@@ -26,8 +26,8 @@ from router.settings.sections import (
 )  # fmt: skip
 
 __all__ = [
-    "FIELDS", "BatchPool", "Change", "Classify", "Discovery", "DnsEntry", "InteractivePool", "KeyEntry", "Log",
-    "NodeEntry", "Pools", "Probe",
+    "FIELDS", "BatchPool", "Change", "Classify", "Discovery", "DnsEntry", "GpustackEntry", "InteractivePool",
+    "KeyEntry", "Log", "NodeEntry", "Pools", "Probe",
     "RelayEntry", "Server", "Settings", "Store", "Upstream", "changes", "dump", "load",
     "load_nodes", "variable",
 ]  # fmt: skip

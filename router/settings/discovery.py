@@ -1,12 +1,12 @@
 """Where nodes come from that nobody wrote into the settings."""
 
-from typing import Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, ValidationInfo, field_validator
 
 from router.core.call import Workload
 from router.settings.section import Section
-from router.settings.values import Clash, Count, HostName, Models, NodePort, Seconds, Secret
+from router.settings.values import Clash, Count, HostName, ModelName, Models, NodePort, Seconds, Secret, Url
 
 
 class DnsEntry(Section):
@@ -39,6 +39,44 @@ class DnsEntry(Section):
         return f"{self.name}:{self.port}"
 
 
+class GpustackEntry(Section):
+    """A GPUStack 2.x server whose model instances are nodes, each reached at its own address and port over http."""
+
+    url: Url
+    """Where GPUStack's server is, not one of its workers: `http://gpustack.example`."""
+    api_key: Secret
+    """A key of GPUStack with the scope `management`. It is sent to GPUStack only, never to an instance."""
+    models: Models = Field(default_factory=dict)
+    """Models whose instances are nodes: a list of GPUStack's names, or a mapping of public name to GPUStack's. Empty
+    takes every model."""
+    pools: frozenset[Workload] = Field(frozenset(Workload), min_length=1)
+    """Workloads that may run on instances: `[interactive]`, `[batch]` or both."""
+    model_pools: dict[ModelName, Annotated[frozenset[Workload], Field(min_length=1)]] = Field(default_factory=dict)
+    """The same for instances of single models, by GPUStack's name, in place of `pools`."""
+    engine: Literal["auto", "vllm", "sglang", "llamacpp", "ollama", "openai"] = "auto"
+    """As `engine` of a node."""
+    poll_s: Seconds = 15
+    """Time between two readings of the whole list. Changes are heard at once from GPUStack's watch; this is the net."""
+    timeout_s: Seconds = 10
+    """Longest wait for the list."""
+    silence_s: Seconds = 45
+    """A watch that is silent for this long is dead and opened again. GPUStack sends a sign of life every 15 s."""
+
+    source: ClassVar[str] = "gpustack"
+    """What it is called in logs and metrics."""
+
+    @field_validator("model_pools")
+    @classmethod
+    def _of_its_models(
+        cls, pools: dict[str, frozenset[Workload]], info: ValidationInfo
+    ) -> dict[str, frozenset[Workload]]:
+        models = set(info.data.get("models", {}).values())
+        if models and (strange := sorted(set(pools) - models)):
+            at = ("discovery", "gpustack", "model_pools", strange[0])
+            raise Clash((at, "is not one of discovery.gpustack.models; write GPUStack's own name"))
+        return pools
+
+
 class Discovery(Section):
     """Where nodes come from beside `nodes`, which win where both have a name or a URL."""
 
@@ -52,11 +90,14 @@ class Discovery(Section):
     """Time between two look-ups of a name."""
     dns_timeout_s: Seconds = 5
     """Longest wait for one look-up."""
+    gpustack: GpustackEntry | None = None
+    """A GPUStack server whose model instances are nodes."""
 
     @property
     def sources(self) -> tuple[str, ...]:
         """Every source, as it is called in logs and metrics."""
-        return (*(("file",) if self.file else ()), *(entry.source for entry in self.dns))
+        whole = {"file": self.file, GpustackEntry.source: self.gpustack}
+        return (*(name for name, said in whole.items() if said), *(entry.source for entry in self.dns))
 
     @field_validator("dns")
     @classmethod

@@ -1,7 +1,7 @@
 """Everything that speaks HTTP and is not a call: probes, scrapes, hooks. The only module that knows httpx2.
 
-Looks (`get_*`, `post_json`) want a 2xx answer; talks (`ask`, `send_file`, `save`) take any and let the caller judge;
-`Hooks` tell a stranger something and want to hear a status only.
+Looks (`get_*`, `post_json`, `lines`) want a 2xx answer; talks (`ask`, `send_file`, `save`) take any and let the caller
+judge; `Hooks` tell a stranger something and want to hear a status only.
 
 Rules: one shared client; no redirects, no proxies from the environment; every look is bounded in time and bytes, and
 asks for plain bytes so that a small answer cannot unfold into a large one; files are sent and saved in pieces, and only
@@ -10,7 +10,7 @@ silence ends that. Failures are told as ProbeFailed, without URL or headers.
 
 import asyncio
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Self, TypeAlias
@@ -103,6 +103,27 @@ class Client:
         """Send JSON and return the decoded JSON of a 2xx answer (None if it is empty). Raises ProbeFailed."""
         body = await self._fetch("POST", url, headers, msgspec.json.encode(payload), _Bounds(timeout_s, max_bytes))
         return _decoded(body) if body.strip() else None
+
+    async def lines(
+        self, url: str, *, headers: Mapping[str, str] | None = None, silence_s: float = 60.0, max_bytes: int = 2**20
+    ) -> AsyncGenerator[bytes, None]:
+        """The lines of a 2xx answer that does not end, as they come; an empty one first, once the answer has begun.
+
+        A line that is cut off at the end is not told. `silence_s` bounds each wait for bytes, `max_bytes` one line.
+        Raises ProbeFailed. Close it, or run it to its end.
+        """
+        with _told():
+            async with self._http.stream("GET", url, headers=dict(headers or {}), timeout=silence_s) as response:
+                if not response.is_success:
+                    raise ProbeFailed(f"status {response.status_code}", response.status_code)
+                yield b""
+                rest = b""
+                async for piece in response.aiter_bytes():
+                    *whole, rest = (rest + piece).split(b"\n")
+                    if len(rest) > max_bytes or any(len(line) > max_bytes for line in whole):
+                        raise ProbeFailed(f"a line is over {max_bytes} bytes", response.status_code)
+                    for line in whole:
+                        yield line
 
     async def ask(
         self,

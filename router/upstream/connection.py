@@ -11,7 +11,7 @@ to stop.
 import asyncio
 import math
 from collections.abc import Callable
-from typing import Final, Protocol, cast
+from typing import Any, Final, Protocol, cast
 
 import httptools
 import msgspec
@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
     __slots__ = (
         "_alarm", "_alarm_at", "_bodyless", "_bounds", "_buffered", "_chunks", "_deadline", "_done", "_error",
         "_fields", "_framing", "_halted", "_interim", "_loop", "_owner", "_parser", "_phase", "_rest", "_reusable",
-        "_stuffed", "_surplus", "_transport", "_waiter", "headers", "on_body", "status", "touched",
+        "_stuffed", "_surplus", "_take", "_transport", "_waiter", "headers", "on_body", "status", "touched",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, bounds: Bounds, owner: Owner) -> None:
@@ -69,8 +69,9 @@ class Connection(asyncio.Protocol):
         self._fields: list[tuple[bytes, bytes]] = []
         #: httptools calls this straight: no Python frame per body piece.
         self.on_body: Callable[[bytes], None] = self._chunks.append
-        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._parser: Any = httptools.HttpResponseParser(self)
         self._waiter: asyncio.Future[None] | None = None
+        self._take: Callable[[bytes], bool] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._alarm_at = math.inf
         self._deadline = math.inf
@@ -158,10 +159,31 @@ class Connection(asyncio.Protocol):
                 await waiter
             finally:
                 self._waiter = None
-        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
-        chunks.clear()
-        self._resume()
-        return data
+        return self._taken()
+
+    async def flow(self, take: Callable[[bytes], bool]) -> bool:
+        """Give `take` body bytes as they come, in the very callback that brought them, until it returns False.
+
+        Returns whether more may come; waits and raises like `read`. `take` must not raise.
+        """
+        if self._chunks and not take(self._taken()):
+            return not self._done
+        if not self._done and self._error is None:
+            self._resume()
+            self._until(self._bounds.idle_s)
+            self._take = take
+            self._waiter = waiter = self._loop.create_future()
+            try:
+                await waiter
+            finally:
+                self._waiter = self._take = None
+        if self._error is not None and not self._chunks and not self._done:
+            raise self._error
+        return not self._done or bool(self._chunks)
+
+    def whole(self) -> bytes | None:
+        """The rest of the body if its end has come, without waiting; else None."""
+        return self._taken() if self._done else None
 
     def keep(self) -> None:
         """Wait to be picked again, at most `keepalive_s`."""
@@ -184,6 +206,15 @@ class Connection(asyncio.Protocol):
             self._error = error
         self._wake()
         self.abort()
+
+    def _taken(self) -> bytes:
+        chunks = self._chunks
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self._buffered = 0
+        if self._halted:
+            self._resume()
+        return data
 
     # Waiting
 
@@ -260,7 +291,7 @@ class Connection(asyncio.Protocol):
                 self.fail(_caused(BadAnswer(f"the answer is not HTTP/1.1: {exc}"), exc))
                 return
             self._reusable = False
-        if self._told(phase, len(data)):
+        if self._told(phase, len(data)) and (self._take is None or not self._passed(self._take)):
             self._wake()
 
     def eof_received(self) -> None:
@@ -292,6 +323,14 @@ class Connection(asyncio.Protocol):
             self._transport.pause_reading()
         return True
 
+    def _passed(self, take: Callable[[bytes], bool]) -> bool:
+        """Give what came to whoever takes it; whether they are to be left alone until more comes."""
+        if self._chunks and not take(self._taken()):
+            self._take = None
+            return False
+        self._deadline = self._loop.time() + self._bounds.idle_s
+        return not self._done
+
     def _unasked(self) -> None:
         self._reusable = False
         if self._phase == IDLE:
@@ -320,7 +359,7 @@ class Connection(asyncio.Protocol):
         if self._phase != HEAD:
             return
         fields, self._fields = self._fields, []
-        status = cast("httptools.HttpResponseParser", self._parser).get_status_code()
+        status = self._parser.get_status_code()
         if status < 200:
             self._interim += 1
             return
@@ -338,7 +377,7 @@ class Connection(asyncio.Protocol):
         if self._phase == BODY and not self._done:
             self._done = True
             self._surplus = len(self._chunks)
-            self._reusable = cast("httptools.HttpResponseParser", self._parser).should_keep_alive()
+            self._reusable = self._parser.should_keep_alive()
         self._fields.clear()
 
 

@@ -164,12 +164,15 @@ class TokenReader:
         self._before = self._after = _NEVER
 
     def known(self, block: bytes) -> bool:
-        """Whether an event bears a token and surely says nothing else."""
+        """Whether a block is one event that bears a token and surely says nothing else.
+
+        The string of the token holds neither a quote nor the end of a line, so nothing else can hide in it.
+        """
         before, after = self._before, self._after
         if not (block.startswith(before) and block.endswith(after)):
             return False
-        start = len(before)
-        return block.find(b'"', start) == len(block) - len(after) > start
+        start, stop = len(before), len(block) - len(after)
+        return block.find(b'"', start) == stop > start and block.find(b"\n", start, stop) < 0
 
     def learn(self, block: bytes) -> None:
         """Remember the surroundings of the token in an event just read.

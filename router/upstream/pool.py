@@ -8,7 +8,7 @@ lock, no total timeout.
 
 import asyncio
 import errno
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
@@ -42,9 +42,18 @@ class Answer:
 
     def read(self) -> Coroutine[Any, Any, bytes]:
         """Await body bytes that have come, undecoded; `b""` at the end. Raises Truncated, IdleTimeout, BadAnswer."""
-        if self._connection is None:
-            raise RuntimeError("the answer was read after its block")
-        return self._connection.read()
+        return self._lent().read()
+
+    def flow(self, take: Callable[[bytes], bool]) -> Coroutine[Any, Any, bool]:
+        """Await that `take`, which must not raise, is given body bytes as they come, until it returns False.
+
+        Tells whether more may come. Raises like `read`.
+        """
+        return self._lent().flow(take)
+
+    def whole(self) -> bytes | None:
+        """The rest of the body if all of it has come, without waiting; else None."""
+        return self._lent().whole()
 
     async def all(self, limit: int) -> bytes:
         """The whole body. Raises BadAnswer if it is over `limit` bytes."""
@@ -70,6 +79,11 @@ class Answer:
                     pass
         except (TimeoutError, NodeFailed):
             return
+
+    def _lent(self) -> Connection:
+        if self._connection is None:
+            raise RuntimeError("the answer was read after its block")
+        return self._connection
 
     def detach(self) -> Connection:
         """Part from the connection; the end of the block does this."""

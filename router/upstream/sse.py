@@ -37,8 +37,9 @@ class Events:
     """
 
     __slots__ = (
-        "_cap", "_cr", "_data_only", "_drop_usage", "_fresh", "_held", "_kept", "_model", "_newline", "_parts",
-        "_passing", "_reader", "complete", "done", "errored", "failure", "meaningful", "oversized", "tokens", "usage",
+        "_as_it_came", "_cap", "_cr", "_data_only", "_drop_usage", "_fresh", "_held", "_kept", "_model", "_newline",
+        "_parts", "_passing", "_reader", "complete", "done", "errored", "failure", "meaningful", "oversized", "tokens",
+        "usage",
     )  # fmt: skip
 
     def __init__(
@@ -54,6 +55,7 @@ class Events:
         self._reader = reader_for(protocol)
         self._drop_usage = drop_usage
         self._model = None if rename is None else _Model(*rename)
+        self._as_it_came = rename is None
         self._cap = cap
         self._parts: list[bytes] = []
         self._held = 0
@@ -79,6 +81,9 @@ class Events:
         """Take bytes as they come; return the whole, cleaned events they complete."""
         if self._cr or b"\r" in data:
             data = self._newlines(data)
+        elif self._as_it_came and not (self._parts or self._passing or self.done) and self._bears_a_token(data):
+            self.tokens += 1
+            return data
         return self._pass(data) if self._passing else self._take(data)
 
     def end(self) -> None:
@@ -100,6 +105,10 @@ class Events:
                     return b""
                 return data if event is block else event + b"\n\n"
         return self._several(data)
+
+    def _bears_a_token(self, data: bytes) -> bool:
+        """Whether it is what most reads bring: one event, whole, with the next token and nothing else."""
+        return data.endswith(b"\n\n") and len(data) <= self._cap and self._reader.known(data[:-2])
 
     def _newlines(self, data: bytes) -> bytes:
         if not data:

@@ -19,6 +19,7 @@ ANONYMOUS = {"object": "list", "data": [{"id": "m", "object": "model", "owned_by
         ("llamacpp", answers({MODELS: ANONYMOUS, PROPS: document("llamacpp/props.json")})),
         ("sglang", answers({MODELS: document("sglang/models.json"), ollama_engine.VERSION: {"version": "0.5.23"}})),
         ("sglang", answers({MODELS: ANONYMOUS, INFO: document("sglang/server_info.json")})),
+        ("sglang", answers({MODELS: document("sglang/models.json"), METRICS: "gpustack:num_requests_running 1\n"})),
         ("ollama", answers({MODELS: document("ollama/models.json")})),
         ("ollama", answers({MODELS: {"data": None}, ollama_engine.VERSION: {"version": "0.33.0"}})),
         ("openai", answers({MODELS: ANONYMOUS})),

@@ -46,6 +46,13 @@ def test_capacity_from_metrics_alone() -> None:
     assert SGLANG.facts(got).tokens == 40960
 
 
+def test_load_under_the_names_of_gpustack() -> None:
+    names = {"num_requests_running": 2, "num_requests_waiting": 1, "kv_cache_usage_ratio": 0.25}
+    told = "".join(f'gpustack:{name}{{model_instance_id="1"}} {value}\n' for name, value in names.items())
+    got = answers({METRICS: told}, absent=(INFO, LOADS, OLD_INFO))
+    assert SGLANG.load(got, SGLANG.facts(got)) == Load(running=2, waiting=1, used=0.25)
+
+
 def test_without_loads_and_metrics_nothing_is_known() -> None:
     got = answers({MODELS: document("sglang/models.json")}, absent=(INFO, LOADS, OLD_INFO, METRICS))
     facts = SGLANG.facts(got)

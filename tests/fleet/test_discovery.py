@@ -5,25 +5,15 @@ import json
 import logging
 import os
 import socket
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from router.core.node import Spec
 from router.errors import DiscoveryFailed, SettingsError
-from router.fleet.discovery import MOST_ADDRESSES, Addresses, Discovery, File, Hear, Listed, Source, resolved
-from router.upstream.target import Target
-from tests.fleet.looking import BOTH
+from router.fleet.discovery import MOST_ADDRESSES, Addresses, File, Hear, Listed, resolved
+from tests.fleet.hearing import QUICK_S, hearing, listed
 from tests.rig import eventually
-
-QUICK_S = 0.01
-
-
-def listed(name: str) -> Listed:
-    url = f"http://{name}:8000"
-    return Listed(Spec(name=name, url=url, pools=BOTH), Target.parse(url))
 
 
 def read(path: Path) -> Sequence[Listed]:
@@ -32,36 +22,6 @@ def read(path: Path) -> Sequence[Listed]:
         return [listed(name) for name in json.loads(path.read_text())]
     except ValueError as error:
         raise SettingsError(f"{path}:1: is not a list") from error
-
-
-class Ears:
-    """What a Discovery hears. `lists` is every list that was different from the one before."""
-
-    def __init__(self, *sources: Source) -> None:
-        self.lists: list[list[str]] = []
-        self.discovery = Discovery(sources, self._changed, again_s=QUICK_S)
-
-    def _changed(self) -> None:
-        self.lists.append(self.names)
-
-    @property
-    def names(self) -> list[str]:
-        return [node.spec.name for _, node in self.discovery.listed()]
-
-    @property
-    def trouble(self) -> str | None:
-        return next(iter(self.discovery.told.values())).trouble
-
-
-@asynccontextmanager
-async def hearing(*sources: Source) -> AsyncIterator[Ears]:
-    ears = Ears(*sources)
-    task = asyncio.create_task(ears.discovery.run())
-    try:
-        yield ears
-    finally:
-        task.cancel()
-        await asyncio.wait([task])
 
 
 def move(path: Path, suffix: str) -> Path:

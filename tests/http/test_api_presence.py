@@ -2,14 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Any
 
 import pytest
+from uvicorn.config import Config
+from uvicorn.server import ServerState
 
-from router.api.presence import Presence
+from router.api.presence import Presence, Watch
+from router.api.protocol import FrontProtocol
 from router.api.terms import Terms
+from router.api.turn import Turn
 from router.errors import ClientLeft, RequestTimeout
 from tests.conftest import Rig
 from tests.fakes import Script
@@ -219,54 +222,79 @@ async def test_two_requests_written_at_once_are_both_answered(rig: Rig) -> None:
     assert (await converse(app.port, raw)).status == 200
 
 
-Message = dict[str, Any]
+class Door:
+    """A server on the protocol alone. Who serves a request reads its body and waits for ever; `told` is how that ended.
 
+    Beside the error stands how many cancellations its task still has to deal with.
+    """
 
-def heard(*messages: Message) -> Callable[[], Awaitable[Message]]:
-    """A `receive` that brings these messages and then nothing."""
-    left = list(messages)
+    def __init__(self, terms: Terms) -> None:
+        self._watch = Watch(terms)
+        self.told: asyncio.Queue[tuple[BaseException, int]] = asyncio.Queue()
+        self.tasks: list[asyncio.Task[None]] = []
+        self.port = 0
 
-    async def receive() -> Message:
-        if not left:
-            await asyncio.Event().wait()
-        return left.pop(0)
+    async def serve(self, turn: Turn) -> None:
+        assert turn.task is not None
+        self.tasks.append(turn.task)
+        try:
+            with Presence(turn, self._watch) as presence:
+                _ = presence.whole_body(10) or await presence.body(10)
+                await asyncio.Event().wait()
+        except asyncio.CancelledError as error:
+            self.told.put_nowait((error, turn.task.cancelling()))
+            raise
+        except (ClientLeft, RequestTimeout) as error:
+            self.told.put_nowait((error, turn.task.cancelling()))
 
-    return receive
+    async def __aenter__(self) -> "Door":
+        config = Config(self.serve, http=FrontProtocol, log_config=None)
+        config.load()
+        state = ServerState()
+        loop = asyncio.get_running_loop()
+        self._server = await loop.create_server(lambda: FrontProtocol(config, state, {}), "127.0.0.1", 0)
+        self.port = self._server.sockets[0].getsockname()[1]
+        return self
 
-
-async def serve(receive: Callable[[], Awaitable[Message]], terms: Terms) -> None:
-    """Reads a body and waits for ever."""
-    with Presence({"type": "http"}, receive, terms) as presence:
-        await presence.body(10)
-        await asyncio.Event().wait()
-
-
-WHOLE = {"type": "http.request", "body": b"x", "more_body": False}
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        await self._server.wait_closed()
 
 
 async def test_a_cancellation_from_outside_passes_through() -> None:
-    task = asyncio.create_task(serve(heard(WHOLE), Terms()))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert task.cancelled()
+    async with Door(Terms()) as door, await Connection.open(door.port) as line:
+        await line.send(head(1) + b"x")
+        await eventually(lambda: door.tasks)
+        await asyncio.sleep(0)
+        door.tasks[0].cancel()
+        error, _ = await door.told.get()
+        assert isinstance(error, asyncio.CancelledError)
+        assert door.tasks[0].cancelled()
 
 
 async def test_a_client_that_left_is_an_error_of_its_own_and_leaves_the_task_clean() -> None:
-    with pytest.raises(ClientLeft):
-        await serve(heard(WHOLE, {"type": "http.disconnect"}), Terms())
-    task = asyncio.current_task()
-    assert task is not None
-    assert task.cancelling() == 0
+    async with Door(Terms()) as door:
+        async with await Connection.open(door.port) as line:
+            await line.send(head(1) + b"x")
+            await eventually(lambda: door.tasks)
+        error, cancelling = await door.told.get()
+        assert isinstance(error, ClientLeft)
+        assert cancelling == 0
 
 
-@pytest.mark.parametrize("messages", [[], [{"type": "http.request", "body": b"x", "more_body": True}]])
-async def test_a_body_that_does_not_come_is_not_waited_for(messages: list[Message]) -> None:
+@pytest.mark.parametrize("part", [b"", b"x"])
+async def test_a_body_that_does_not_come_is_not_waited_for(part: bytes) -> None:
     began = monotonic()
-    with pytest.raises(RequestTimeout):
-        await serve(heard(*messages), Terms(body_s=0.2))
+    async with Door(Terms(body_s=0.2)) as door, await Connection.open(door.port) as line:
+        await line.send(head(5) + part)
+        error, _ = await door.told.get()
+        assert isinstance(error, RequestTimeout)
     assert 0.2 <= monotonic() - began < 1
+
+
+def head(length: int) -> bytes:
+    """The head of a request with a body of so many bytes."""
+    return b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % length
 
 
 async def test_a_long_body_that_breaks_off_never_looks_whole(rig: Rig) -> None:

@@ -50,7 +50,7 @@ async def test_nodes_of_a_file_come_and_go(rig: Rig, path: Path) -> None:
         long = group.create_task(ask(app.port, stream()))
         await eventually(lambda: one.running)
         list_of(path, late)
-        await eventually(lambda: named(app) == ["fixed", "late"])
+        await eventually(lambda: named(app) == ["fixed", "late"] and str(app.node("late").state) == "ready", within=5)
         reply = await ask(app.port, chat())
         assert (reply.status, reply.header("x-ebbtide-node")) == (200, "late")
         assert not long.done()

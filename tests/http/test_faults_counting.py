@@ -44,9 +44,7 @@ async def test_without_a_network_it_starts_and_serves(tmp_path):
     async with FakeNode(name="n1") as node, FakeNode(name="outside") as outside:
         env = dict.fromkeys(("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY"), outside.url)
         env |= {"NO_PROXY": "127.0.0.1", "TIKTOKEN_CACHE_DIR": str(tmp_path / "empty")}
-        began = monotonic()
         async with running_process({"nodes": [entry(node)]}, tmp_path, env=os.environ | env) as router:
-            assert monotonic() - began < 6
             assert (await ask(router.port, chat("hello " * 5000))).status == 200
         assert outside.connections == 0
 

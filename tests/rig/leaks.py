@@ -56,7 +56,7 @@ def leaks(app: App, nodes: Iterable[FakeNode], baseline: Baseline) -> list[str]:
     found += [f"{node.name} is still leaving" for node in app.inside.roster.leaving]
     found += [f"{len(app.inside.dispatcher.trips)} trips"] * bool(app.inside.dispatcher.trips)
     found += [f"{app.waiting} waiting"] * bool(app.waiting)
-    sources = [f"discovery {name}" for name in app.inside.roster.discovery.told]
+    sources = [f"discovery {name}" for name in app.inside.roster.discovery.told] + ["discovery gpustack watch"]
     watches = [f"watch {node.name}" for node in app.nodes]
     found += [f"task {task}" for task in baseline.new([*watches, *sources])]
     return found

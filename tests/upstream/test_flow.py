@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from router.errors import Stopped
+from router.errors import Stopped, Truncated
 from router.upstream.pool import Bounds
 from tests.upstream.wire import GET, Peer, joined, post, settled, until
 
@@ -122,5 +122,57 @@ def test_an_answer_that_streams_while_the_body_goes_out(run):
             async with pool.exchange(post(BIG), BIG) as answer:
                 assert await answer.all(len(BIG)) == BIG
             assert pool.idle == 1
+
+    run(scenario())
+
+
+def test_who_takes_what_flows_and_stops_it_stops_the_node_and_misses_nothing(run):
+    sent = [0]
+
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        for _ in range(500):
+            await peer.send(b"10000\r\n" + b"y" * 65536 + b"\r\n")
+            sent[0] += 65536
+        await peer.send(b"0\r\n\r\n")
+        await peer.gone()
+
+    async def scenario():
+        taken = []
+
+        def take(data: bytes) -> bool:
+            taken.append(data)
+            return len(taken) != 3
+
+        async with joined(script, Bounds(buffer_bytes=100_000)) as (pool, _):
+            async with pool.exchange(GET) as answer:
+                assert await answer.flow(take)
+                assert len(taken) == 3
+                await asyncio.sleep(0.2)
+                before = sent[0]
+                await asyncio.sleep(0.1)
+                assert before == sent[0] < 16_000_000
+                assert len(taken) == 3
+                assert not await answer.flow(take)
+                assert answer.whole() == b""
+            assert sum(map(len, taken)) == 500 * 65536
+            assert pool.idle == 1
+
+    run(scenario())
+
+
+def test_what_flows_before_a_break_is_taken_before_the_break_is_told(run):
+    async def script(peer: Peer) -> None:
+        await peer.request()
+        await peer.send(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n")
+        await peer.send(b"3\r\ntwo\r\n")
+
+    async def scenario():
+        taken = []
+        async with joined(script) as (pool, _), pool.exchange(GET) as answer:
+            with pytest.raises(Truncated):
+                await answer.flow(lambda data: not taken.append(data))
+        assert b"".join(taken) == b"onetwo"
 
     run(scenario())

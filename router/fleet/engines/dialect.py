@@ -34,6 +34,10 @@ MODELS = Read("models", rooted=False, must=True)
 HEALTH = Read("health", text=True, must=True)
 METRICS = Read("metrics", text=True)
 VERSION = Read("version")
+GPUSTACK_RUNNING = "gpustack:num_requests_running"
+GPUSTACK_WAITING = "gpustack:num_requests_waiting"
+GPUSTACK_USED = "gpustack:kv_cache_usage_ratio"
+"""The load of vLLM and SGLang in the words of GPUStack's workers (`assets/metrics_config` of 2.3)."""
 
 
 class Answers:
@@ -59,9 +63,10 @@ class Answers:
         return value if isinstance(value, list) else ()
 
     def samples(self, names: Iterable[str]) -> dict[str, list[Sample]]:
-        """Metrics of those names."""
+        """Metrics of those names. One that mixes several instances of GPUStack tells nothing of any."""
         value = self.values.get(METRICS)
-        return read_samples(value, frozenset(names)) if isinstance(value, str) else {}
+        found = read_samples(value, frozenset(names)) if isinstance(value, str) else {}
+        return {name: samples for name, samples in found.items() if len(_instances(samples)) == 1}
 
 
 def nothing_more(answers: Answers) -> tuple[Read, ...]:
@@ -170,6 +175,10 @@ def by_rank(samples: Iterable[Sample], label: str) -> list[float | None]:
         before = ranks.get(rank, -math.inf)
         ranks[rank] = None if before is None or sample.value is None else max(before, sample.value)
     return list(ranks.values())
+
+
+def _instances(samples: Iterable[Sample]) -> set[str | None]:
+    return {sample.labels.get("model_instance_id") for sample in samples}
 
 
 def _finite(value: object) -> float | None:

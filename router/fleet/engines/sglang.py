@@ -10,6 +10,9 @@ from typing import Any
 
 from router.core.node import Facts, Load
 from router.fleet.engines.dialect import (
+    GPUSTACK_RUNNING,
+    GPUSTACK_USED,
+    GPUSTACK_WAITING,
     METRICS,
     MODELS,
     Answers,
@@ -31,9 +34,9 @@ from router.fleet.engines.dialect import (
 INFO = Read("server_info")
 OLD_INFO = Read("get_server_info")
 LOADS = Read("v1/loads")
-RUNNING = ("sglang:num_running_reqs",)
-WAITING = ("sglang:num_queue_reqs",)
-USED = ("sglang:token_usage", "sglang:full_token_usage")
+RUNNING = ("sglang:num_running_reqs", GPUSTACK_RUNNING)
+WAITING = ("sglang:num_queue_reqs", GPUSTACK_WAITING)
+USED = ("sglang:token_usage", "sglang:full_token_usage", GPUSTACK_USED)
 CAPACITY = ("sglang:max_total_num_tokens",)
 RANK = "dp_rank"
 

@@ -9,6 +9,9 @@ differs from it (a hybrid model, for which that product is wrong); unknown. Labe
 
 from router.core.node import Facts, Load
 from router.fleet.engines.dialect import (
+    GPUSTACK_RUNNING,
+    GPUSTACK_USED,
+    GPUSTACK_WAITING,
     HEALTH,
     METRICS,
     MODELS,
@@ -29,13 +32,14 @@ from router.fleet.engines.dialect import (
 from router.fleet.exposition import Sample
 
 CONFIG = ("vllm:cache_config_info", "vllm:cache_config")
-RUNNING = ("vllm:num_requests_running",)
-WAITING = ("vllm:num_requests_waiting", "vllm:num_requests_waiting_by_reason")
-USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
+SIGNS = (*CONFIG, "vllm:num_requests_running")
+RUNNING = ("vllm:num_requests_running", GPUSTACK_RUNNING)
+WAITING = ("vllm:num_requests_waiting", "vllm:num_requests_waiting_by_reason", GPUSTACK_WAITING)
+USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", GPUSTACK_USED)
 
 
 def _detect(answers: Answers) -> bool:
-    return "vllm" in owners(answers) or bool(answers.samples((*CONFIG, *RUNNING)))
+    return "vllm" in owners(answers) or bool(answers.samples(SIGNS))
 
 
 def _facts(answers: Answers) -> Facts:

@@ -1,0 +1,280 @@
+"""One request of a client, and the answer to it.
+
+A turn is ASGI's `receive` and `send` for whoever speaks ASGI, and beneath them what the paths that carry load use
+straight: the body once it is whole, one write for a head and the bytes that follow it, a call when the client leaves.
+
+Rules:
+- A head never goes out alone if bytes follow it in the same step: both leave in one write, and so in one packet.
+- Only whole writes are made: `drain` is awaited before a write, never inside one.
+- Whatever else a header holds, it holds no line break: header lines are counted once more before they are sent.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any
+
+import structlog
+from starlette.types import Message, Scope
+
+from router.api.terms import TURN
+
+if TYPE_CHECKING:
+    from router.api.protocol import FrontProtocol
+
+BUFFERED_BYTES = 65536
+"""So much of a request body is held before the client is made to wait."""
+
+_STATUS = {one.value: b"HTTP/1.1 %d %b\r\n" % (one.value, one.phrase.encode()) for one in HTTPStatus}
+_CONTROLS = bytes({*range(32), 127} - {9})
+_BODYLESS = (204, 304)
+
+log = structlog.get_logger()
+
+
+class Turn:
+    """A request and its answer. `path` and `query` as told; `headers` with names in lower case, in their order.
+
+    `keep_alive`: the connection may be used again. `whole`: the body is all here. `started`, `complete`: of the
+    answer. `gone`: the client's connection is lost; `left` is called when that happens before the answer is complete.
+    `also` are header lines the answer carries whoever makes it; `task` serves the request.
+    """
+
+    __slots__ = (
+        "_asked", "_chunked", "_connection", "_head", "_left_bytes", "_news", "_parts", "_size", "_told",
+        "also", "complete", "gone", "headers", "keep_alive", "left", "method", "path", "query", "raw_path", "started",
+        "task", "version", "whole",
+    )  # fmt: skip
+
+    def __init__(self, connection: "FrontProtocol", headers: list[tuple[bytes, bytes]]) -> None:
+        self._connection = connection
+        self.headers = headers
+        self.method = self.path = ""
+        self.raw_path = self.query = b""
+        self.version = "1.1"
+        self.keep_alive = True
+        self.whole = self.started = self.complete = self.gone = False
+        self.left: Callable[[], None] | None = None
+        self.also: bytes | None = None
+        self.task: asyncio.Task[None] | None = None
+        self._asked = self._told = self._chunked = False
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._news: asyncio.Event | None = None
+        self._head = b""
+        self._left_bytes: int | None = None
+
+    @property
+    def scope(self) -> Scope:
+        """The request as ASGI tells it."""
+        connection = self._connection
+        return {
+            "type": "http",
+            "asgi": {"version": "3.0", "spec_version": "2.3"},
+            "http_version": self.version,
+            "method": self.method,
+            "scheme": "http",
+            "path": self.path,
+            "raw_path": self.raw_path,
+            "query_string": self.query,
+            "root_path": "",
+            "headers": self.headers,
+            "client": connection.client,
+            "server": connection.server,
+            "state": {},
+            "extensions": {TURN: self},
+        }
+
+    async def run(self, serving: Coroutine[Any, Any, None]) -> None:
+        """Do what serves this request. An answer it leaves unfinished ends the connection."""
+        try:
+            await serving
+        except Exception:
+            log.error("request failed through a fault of ours", exc_info=True)
+        finally:
+            self._connection.tasks.discard(self.task)
+            self.task = None
+            if not (self.complete or self.gone):
+                self._connection.transport.close()
+
+    def now(self) -> float:
+        """Seconds of the event loop's clock."""
+        return self._connection.loop.time()
+
+    # The request
+
+    def take(self) -> bytes | None:
+        """The whole body if it is here and nobody has read of it; None otherwise."""
+        if not self.whole or self._told or self.gone:
+            return None
+        self._told = True
+        parts = self._parts
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def receive(self) -> Message:
+        """What ASGI says of it: more of the body, or that the client is gone (or has been answered)."""
+        if not (self._asked or self.started or self.gone):
+            self._asked = True
+            if _waits_for_a_word(self.headers):
+                self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        while not (self.gone or self.complete):
+            if not self._told and (self._parts or self.whole):
+                body = b"".join(self._parts)
+                self._parts.clear()
+                self._size = 0
+                self._told = self.whole
+                return {"type": "http.request", "body": body, "more_body": not self.whole}
+            self._connection.resume_reading()
+            if self._news is None:
+                self._news = asyncio.Event()
+            self._news.clear()
+            await self._news.wait()
+        return {"type": "http.disconnect"}
+
+    # The answer
+
+    async def send(self, message: Message) -> None:
+        """Say a part of the answer in ASGI's words."""
+        if self._connection.stuffed:
+            await self.drain()
+        if message["type"] == "http.response.start":
+            self.head(message["status"], message["headers"])
+            self._connection.loop.call_soon(self.flush)
+        else:
+            body = message.get("body", b"")
+            if message.get("more_body", False):
+                self.write(body)
+            else:
+                self.end(body)
+
+    def head(self, status: int, headers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Begin the answer with any headers; those that frame it are sorted out. Raises ValueError like `lines`."""
+        told, length = [], None
+        for name, value in headers:
+            if name == b"content-length":
+                length = int(value)
+            elif name == b"connection":
+                self.keep_alive = self.keep_alive and value.lower() != b"close"
+            elif name != b"transfer-encoding":
+                told.append((name, value))
+        self.begin(status, lines(told), length)
+
+    def begin(self, status: int, said: bytes, length: int | None) -> None:
+        """The head of the answer, held until the first bytes of its body. `said` are header lines (see `lines`)."""
+        self.started = True
+        if self.also is not None:
+            said = _without_permissions(said) + self.also
+        if length is not None:
+            framing = b"content-length: %d\r\n" % length
+        elif status in _BODYLESS:
+            framing, length = b"", 0
+        elif self.version == "1.0":
+            framing, self.keep_alive = b"", False
+        else:
+            framing, self._chunked = b"transfer-encoding: chunked\r\n", True
+        if self.method == "HEAD":
+            length, self._chunked = 0, False
+        self._left_bytes = length
+        close = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        status_line = _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
+        self._head = b"%b%b%b%b%b" % (status_line, self._connection.date_line(), said, framing, close)
+
+    def write(self, data: bytes) -> bool:
+        """More of the body, with the head if that is still held. False once the client reads too slowly: `drain`."""
+        if data and not self.gone:
+            head, self._head = self._head, b""
+            data = b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + self._sized(data)
+            self._connection.transport.write(data)
+        return not self._connection.stuffed
+
+    def end(self, data: bytes = b"") -> None:
+        """The last of the body: the answer is complete."""
+        if self.complete:
+            return
+        if self._chunked:
+            last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+        else:
+            last = self._sized(data)
+        whole = not self._left_bytes
+        self.complete = True
+        if not self.gone:
+            if self._head or last:
+                self._connection.transport.write(self._head + last)
+            self._head = b""
+            self._connection.answered(self, whole=whole)
+        if self._news is not None:
+            self._news.set()
+
+    def flush(self) -> None:
+        """Send a head nothing followed."""
+        if self._head and not self.gone:
+            head, self._head = self._head, b""
+            self._connection.transport.write(head)
+
+    @property
+    def stuffed(self) -> bool:
+        """Whether the client reads slower than we write: await `drain` before the next write."""
+        return self._connection.stuffed
+
+    async def drain(self) -> None:
+        """Wait until the client has read enough, or is gone."""
+        await self._connection.drain()
+
+    def abort(self) -> None:
+        """End the connection at once, whatever is still unsent."""
+        self._head = b""
+        self._connection.transport.abort()
+
+    def _sized(self, data: bytes) -> bytes:
+        """No more of the body than was announced, and nothing of it where there is none."""
+        left = self._left_bytes
+        if left is None:
+            return data
+        if self.method == "HEAD" or not left:
+            return b""
+        self._left_bytes = max(0, left - len(data))
+        return data[:left]
+
+    # What the connection says
+
+    def more(self, data: bytes) -> bool:
+        """More of the body came. Whether that is enough for the moment."""
+        self._parts.append(data)
+        self._size += len(data)
+        if self._news is not None:
+            self._news.set()
+        return self._size > BUFFERED_BYTES
+
+    def ended(self) -> None:
+        """The body is whole."""
+        self.whole = True
+        if self._news is not None:
+            self._news.set()
+
+    def lost(self) -> None:
+        """The client is gone."""
+        self.gone = True
+        if self._news is not None:
+            self._news.set()
+        left, self.left = self.left, None
+        if left is not None and not self.complete:
+            left()
+
+
+def lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """Header lines as they are sent. Raises ValueError for one that holds a control character."""
+    told = [b"%b: %b\r\n" % pair for pair in headers]
+    joined = b"".join(told)
+    if len(joined.translate(None, _CONTROLS)) + 2 * len(told) != len(joined):
+        raise ValueError("a header holds a control character")
+    return joined
+
+
+def _without_permissions(said: bytes) -> bytes:
+    """A node's or relay's own permission for web pages is not ours."""
+    return b"".join(line for line in said.splitlines(keepends=True) if not line.lower().startswith(b"access-control-"))
+
+
+def _waits_for_a_word(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Whether the client sends its body only when told to go on."""
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
