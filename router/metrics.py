@@ -202,6 +202,14 @@ class Metrics(Collector):
         )
         self._truncated = Family("truncated", "Answers that broke off before their end.", "node")
         self._oversized = Family("oversized_events", "Stream events over the size limit.")
+        self._add_process()
+        self._add_webhooks()
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+        ProcessCollector(registry=self.registry)
+
+    def _add_process(self) -> None:
+        """How this process fares."""
         self._exact = Level("tokenizer_exact", "1 if tokens are counted, 0 if they are estimated from bytes.")
         self._reload = Level("config_last_reload_successful", "1 if the settings were read at the last try, else 0.")
         self._reloaded = Level(
@@ -209,15 +217,15 @@ class Metrics(Collector):
         )
         self._lag = Spread("event_loop_lag_seconds", "How late the event loop ran a timer.", LAG_S)
         self.streams = Level("open_streams", "Streams open to clients.")
+
+    def _add_webhooks(self) -> None:
+        """What is told of batches that ended."""
         self._webhook_attempts = Family("webhook_attempts", "Attempts to deliver a webhook event.", "outcome")
         self._webhooks_given_up = Family(
             "webhooks_given_up", "Webhook events that nobody took: the last attempt failed, or the receiver said 410."
         )
         self._webhooks_waiting = Level("webhooks_waiting", "Webhook events not yet delivered.")
         self._webhook_oldest = Level("webhook_oldest_seconds", "Age of the oldest webhook event not yet delivered.")
-        self.registry = CollectorRegistry()
-        self.registry.register(self)
-        ProcessCollector(registry=self.registry)
 
     def families(self) -> list[Family]:
         """Every metric, empty ones too; those of nodes, and those that other rooms know, are filled now."""
