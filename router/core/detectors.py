@@ -4,7 +4,7 @@ A finding is yes, no or unknown, with the numbers that led to it. Rules:
 - speed is judged at equal load: each value is divided by what the node itself took, when it was fresh, with as many
   calls running; of first tokens, bins in which calls waited inside the node are left out;
 - the node is fresh for `BASE_H` hours after its last restart, less a warm-up, and never within the last `TREND_H`;
-  for speed it is fresh for the first `CLASS_MOST` bins it spent at that load, whenever that was;
+  at a load it met only later it was fresh for the first `CLASS_MOST` bins there;
 - what a node calls noise is learnt from that time too: the scatter of its ninety-minute means, which holds slow wander.
 """
 
@@ -31,11 +31,13 @@ LEAST_SCATTER = 0.005
 """Least noise of one bin."""
 CLASS_BINS = 3
 """Bins of one load class before it is believed."""
+LATE_BINS = 36
+"""The same for a load first met after that day: a fault that came with it must not count as fresh at once."""
 CLASS_MOST = 72
 """Bins (12 hours) of a load class that count as fresh."""
 SLOWER = (0.017, 3.0)
 """Least drift that a trend confirms: as a share, and in the node's own noise."""
-MUCH_SLOWER = (0.05, 5.0)
+MUCH_SLOWER = (0.04, 4.5)
 """Least drift that is believed without a trend."""
 SURE = 3.0
 """How sure a trend has to be, in standard deviations."""
@@ -142,16 +144,15 @@ def load_class(load: float) -> int:
     return int(2 * math.log2(1 + max(0.0, load)))
 
 
-def first_of_each(shown: Sequence[Shown]) -> list[Shown]:
-    """The first bins of each load class, in order of time."""
-    left: dict[int, int] = {}
-    kept = []
+def first_of_each(shown: Sequence[Shown], day_ends: float) -> list[Shown]:
+    """The first bins of each load class, in order of time: of the first day, or of a load met later once it is many."""
+    met: dict[int, list[Shown]] = {}
     for one in shown:
-        which = load_class(one[1])
-        left[which] = left.get(which, CLASS_MOST) - 1
-        if left[which] >= 0:
-            kept.append(one)
-    return kept
+        group = met.setdefault(load_class(one[1]), [])
+        if len(group) < CLASS_MOST and (one[0] < day_ends or not group or group[0][0] >= day_ends):
+            group.append(one)
+    kept = (group for group in met.values() if group[0][0] < day_ends or len(group) >= LATE_BINS)
+    return sorted(one for group in kept for one in group)
 
 
 class Curve:
@@ -219,7 +220,8 @@ def speed(bins: Sequence[Bin], channel: str, times: Times, *, alone: bool = Fals
         if one[index] > 0 and not (spoilt and one.queued)
     ]
     begin, since = times.base[0], times.now - TREND_H * times.hour
-    fresh = first_of_each([one for one in usable if begin <= one[0] < since])
+    early = [one for one in usable if begin <= one[0] < since]
+    fresh = first_of_each(early, begin + BASE_H * times.hour)
     if len(fresh) < LEAST_BASE_BINS:
         return None
     curve = Curve(fresh)

@@ -16,7 +16,10 @@ from router.core.signals import Bin
 
 WARM_UP_H = 2.0
 """Pools, lazily mapped weights and prompt caches fill: memory may grow."""
-YOUNG_H = 12.0
+YOUNG_H = 24.0
+YOUNG_SHORTEST_H = 3.0
+WHOLE = 0.9
+"""Share of a window that has to be known."""
 LEVELLING = (0.75, 0.3)
 """Growth whose later half has less than this share of the earlier half's slope levels off: while young, and after."""
 WINDOWS = ((6.0, 0.01), (3.0, 0.03), (1.5, 0.10))
@@ -48,7 +51,7 @@ def growth(bins: Sequence[Bin], channel: str, times: Times, *, whole: bool = Tru
     points = [(one.at, one[index]) for one in bins if one.at >= since and one[index] > 0]
     if len(points) < LEAST_BINS:
         return UNKNOWN
-    windows = [_window(points, hours, share, times) for hours, share in WINDOWS]
+    windows = [_window(points, hours, share, times) for hours, share in WINDOWS if hours >= _shortest(times)]
     told = next((window for window in windows if window is not None and window.grows), None)
     shown = told or next((window for window in windows if window is not None), None)
     if shown is None:
@@ -68,17 +71,26 @@ def growth(bins: Sequence[Bin], channel: str, times: Times, *, whole: bool = Tru
 def _window(points: Sequence[Point], hours: float, share: float, times: Times) -> Window | None:
     """One window; None when memory is not known for most of it."""
     late = [point for point in points if point[0] >= times.now - hours * times.hour]
-    if len(late) < LEAST_BINS or times.now - late[0][0] < 0.6 * hours * times.hour:
+    if len(late) < LEAST_BINS or times.now - late[0][0] < WHOLE * hours * times.hour:
         return None
     middle = len(late) // 2
     kept = list(zip((at for at, _ in late), never_left([value for _, value in late]), strict=True))
     halves = tuple(slope(half) * 3600 for half in (late[: middle + 1], late[middle:]))
     enough = max(LEAST_BYTES, share * late[0][1])
     gained = [_gain(half) for half in (kept[: middle + 1], kept[middle:])]
-    young = times.now - times.began < YOUNG_H * times.hour
+    young = _young(times)
     steady = halves[0] > 0 and halves[1] >= LEVELLING[0 if young else 1] * halves[0]
     grows = steady and sum(gained) >= enough and min(gained) >= HALF * enough
     return Window(hours, slope(late) * 3600, (halves[0], halves[1]), grows)
+
+
+def _young(times: Times) -> bool:
+    return times.now - times.began < YOUNG_H * times.hour
+
+
+def _shortest(times: Times) -> float:
+    """A short window of a young node cannot tell growth from filling up."""
+    return YOUNG_SHORTEST_H if _young(times) else 0.0
 
 
 def _gain(half: Sequence[Point]) -> float:

@@ -17,6 +17,7 @@ import msgspec
 
 HOUR_S = 3600.0
 NAN = math.nan
+NEVER = -(2**62)
 
 
 class Counters(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +102,7 @@ class Ring:
         self.step_s = step_s
         self._length = length
         self._values = [array("f", [NAN]) * length for _ in CHANNELS]
-        self._stamps = array("q", [-1]) * length
+        self._stamps = array("q", [NEVER]) * length
         self._open: int | None = None
         self._sums = [0.0] * len(CHANNELS)
         self._counts = [0] * len(CHANNELS)
