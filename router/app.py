@@ -37,6 +37,7 @@ from router.dispatch.trip import RELAY
 from router.errors import SettingsError
 from router.fleet.fleet import Fleet
 from router.fleet.probe import Probe
+from router.fleet.watch import Watch
 from router.metrics import Metrics
 from router.settings import Settings
 from router.tokens import Tokens
@@ -72,6 +73,10 @@ class App:
         self.metrics.tokenizer(exact=self.tokens.exact)
         self.estimates = Estimates()
         self.nodes = [assembly.node(entry, settings.pools.batch.reserve) for entry in settings.nodes]
+        self.client = Client(connections=64 + 8 * len(self.nodes))
+        agents = assembly.agents(settings)
+        self.watch = Watch(lambda: [node.name for node in self.nodes], self.client, lambda: agents)
+        self.metrics.also(self.watch.families)
         targets = {entry.name: assembly.target(entry.url, entry.api_key) for entry in settings.nodes}
         self.admission = Admission(
             self.nodes,
@@ -89,12 +94,11 @@ class App:
             self.ways,
             self.relay,
             assembly.patience(settings),
-            Ledger(self.clock, self.metrics, self.estimates, self.spending),
+            Ledger(self.clock, self.metrics, self.estimates, self.spending, self.watch.observe),
         )
-        self.client = Client(connections=64 + 8 * len(self.nodes))
         self.fleet = Fleet(
             self.nodes,
-            Probe(self.client, targets, timeout_s=settings.probe.timeout_s),
+            Probe(self.client, targets, timeout_s=settings.probe.timeout_s, looked=self.watch.looked),
             every_s=settings.probe.every_s,
             clock=self.clock,
             changed=self.admission.changed,
@@ -206,6 +210,7 @@ async def running(settings: Settings) -> AsyncIterator[App]:
             serving = group.create_task(server.serve(sockets=[listener]), name="serve")
             watching = [
                 group.create_task(app.fleet.watch(), name="watch"),
+                group.create_task(app.watch.run(), name="diagnose"),
                 group.create_task(_measure_lag(app.metrics.loop_lag), name="lag"),
             ]
             if app.batching is not None:

@@ -23,11 +23,13 @@ sys.path.insert(0, str(ROOT))
 
 from router.cli import COMMANDS  # noqa: E402
 from router.core.call import Outcome, Reason, Workload  # noqa: E402
+from router.core.drift import DETECTORS, MEANING, TABLE, Verdict  # noqa: E402
 from router.core.job import BatchState  # noqa: E402
 from router.core.node import TRANSITIONS, Event, State  # noqa: E402
 from router.core.placement import RelayCause  # noqa: E402
 from router.core.spend import Cap, Spend  # noqa: E402
 from router.dispatch.spending import Spending  # noqa: E402
+from router.fleet.watch import Watch  # noqa: E402
 from router.jobs.gauges import Gauges  # noqa: E402
 from router.jobs.store.measures import Act, Measures, Trouble  # noqa: E402
 from router.jobs.webhooks import Told  # noqa: E402
@@ -76,7 +78,7 @@ def metrics() -> Iterator[str]:
     closed: dict[str, type[StrEnum]] = {
         "workload": Workload, "reason": Reason, "outcome (of calls)": Outcome, "outcome (of webhook attempts)": Told,
         "state (of nodes)": State, "cause": RelayCause, "cap": Cap, "status": BatchState, "act": Act,
-        "kind (of errors)": Trouble,
+        "kind (of errors)": Trouble, "verdict": Verdict,
     }  # fmt: skip
     for label, words in closed.items():
         yield f"| {label} | {', '.join(f'`{word.value}`' for word in words)} |"
@@ -91,7 +93,7 @@ def shown() -> Metrics:
     counted = Metrics()
     runner = SimpleNamespace(ended={}, taken=0, held={}, trouble=None)
     store = SimpleNamespace(measures=Measures(), usage=None)
-    for more in (Gauges(store, runner, bool).families, Spending(Spend({}, 0.0)).families):
+    for more in (Gauges(store, runner, bool).families, Spending(Spend({}, 0.0)).families, Watch(tuple, None).families):
         counted.also(more)
     return counted
 
@@ -111,11 +113,24 @@ def nodes() -> Iterator[str]:
         yield f"| `{state}` | {' | '.join(f'`{then}`' if then else '' for then in after)} |"
 
 
+def diagnosis() -> Iterator[str]:
+    """The verdicts and the table that leads to them."""
+    yield "| verdict | what it means |\n|---|---|"
+    for verdict in Verdict:
+        yield f"| `{verdict}` | {MEANING[verdict]} |"
+    yield "\nThe first row that fits counts; an empty cell may be anything.\n"
+    yield f"| {' | '.join(DETECTORS)} | verdict |"
+    yield f"|{'---|' * (len(DETECTORS) + 1)}"
+    for row, verdict in TABLE:
+        yield f"| {' | '.join(row.get(name, '') for name in DETECTORS)} | `{verdict}` |"
+
+
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "configuration.md": configuration,
     "cli.md": commands,
     "metrics.md": metrics,
     "nodes.md": nodes,
+    "diagnosis.md": diagnosis,
 }
 
 

@@ -27,6 +27,10 @@ TREND_H = 6.0
 LEAST_BASE_BINS = 18
 LEAST_RECENT_BINS = 6
 LEAST_SPANS = 5
+SURE_BINS = 12
+"""Bins of a load class before its own noise is believed where it is less than usual."""
+OF_MEDIAN = 1.25
+"""The noise of a median, against that of a mean."""
 LEAST_SCATTER = 0.005
 """Least noise of one bin."""
 CLASS_BINS = 3
@@ -35,9 +39,9 @@ LATE_BINS = 36
 """The same for a load first met after that day: a fault that came with it must not count as fresh at once."""
 CLASS_MOST = 72
 """Bins (12 hours) of a load class that count as fresh."""
-SLOWER = (0.017, 3.0)
-"""Least drift that a trend confirms: as a share, and in the node's own noise."""
-MUCH_SLOWER = (0.04, 4.5)
+SLOWER = {"ttft": (0.02, 3.5), "gap": (0.015, 3.0)}
+"""Least drift that a trend confirms: as a share, and in its own noise. First tokens hang on more than the node."""
+MUCH_SLOWER = (0.04, 5.0)
 """Least drift that is believed without a trend."""
 SURE = 3.0
 """How sure a trend has to be, in standard deviations."""
@@ -167,7 +171,12 @@ class Curve:
         self._knots = sorted(knots)
         loads = [load for _, load, _ in shown]
         self._range = (0.9 * min(loads) - 0.5, 1.1 * max(loads) + 0.5) if loads else (1.0, 0.0)
-        self._noise = {which: self._scatter(group) for which, group in believed.items()}
+        scatters = {which: self._scatter(group) for which, group in believed.items()}
+        usual = median(scatters.values()) if scatters else LEAST_SCATTER
+        self._noise = {
+            which: max(found, usual) if len(believed[which]) < SURE_BINS else found for which, found in scatters.items()
+        }
+        self._counts = {which: len(group) for which, group in believed.items()}
 
     def shift(self, one: Shown) -> Point | None:
         """How far what was measured is off, as a logarithm, and its noise; None outside of the loads seen."""
@@ -176,6 +185,15 @@ class Curve:
             return None
         noisy = max(self._noise.values())
         return math.log(one[2] / expected), self._noise.get(load_class(one[1]), noisy)
+
+    def doubt(self, loads: Sequence[float]) -> float:
+        """How far the curve itself may be off at these loads, which no number of bins averages out."""
+        worst = max(noise / self._counts[which] ** 0.5 for which, noise in self._noise.items())
+        doubts = (
+            self._noise[which] / self._counts[which] ** 0.5 if which in self._noise else worst
+            for which in map(load_class, loads)
+        )
+        return median(doubts) * OF_MEDIAN
 
     def _at(self, load: float) -> float | None:
         knots = self._knots
@@ -226,12 +244,13 @@ def speed(bins: Sequence[Bin], channel: str, times: Times, *, alone: bool = Fals
         return None
     curve = Curve(fresh)
     late = [(one, shift) for one in usable if one[0] >= since and (shift := curve.shift(one)) is not None]
-    recent = [(one[2], shift) for one, shift in late if one[0] >= times.now - RECENT_H * times.hour]
+    recent = [(one, shift) for one, shift in late if one[0] >= times.now - RECENT_H * times.hour]
     if len(recent) < LEAST_RECENT_BINS:
         return None
     level, chance = settled([shift for _, shift in recent])
-    noise = math.hypot(chance, _wander([(one[0], curve.shift(one)) for one in fresh], times.hour))
-    now = median(value for value, _ in recent)
+    wander = _wander([(one[0], curve.shift(one)) for one in fresh], times.hour)
+    noise = math.hypot(chance, wander, curve.doubt([one[1] for one, _ in recent]))
+    now = median(one[2] for one, _ in recent)
     return Speed(level, noise, trend([shift for _, (shift, _) in late]), now / math.exp(level), now)
 
 
@@ -256,7 +275,7 @@ def drift(found: Speed | None, name: str, lead: Speed | None = None, beside: Bes
     """Whether a measure of speed drifted. `lead` is another that did: then less is asked of this one."""
     if found is None:
         return UNKNOWN
-    least = BESIDE_GROWTH if beside.growing else SLOWER
+    least = BESIDE_GROWTH if beside.growing else SLOWER[name]
     slower = found.over(*MUCH_SLOWER) or (found.over(*least) and found.sure >= SURE)
     slower = slower or (beside.held and found.over(*HELD))
     told = Told.YES if slower else Told.NO

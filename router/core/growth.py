@@ -20,7 +20,7 @@ YOUNG_H = 24.0
 YOUNG_SHORTEST_H = 3.0
 WHOLE = 0.9
 """Share of a window that has to be known."""
-LEVELLING = (0.75, 0.3)
+LEVELLING = (0.85, 0.3)
 """Growth whose later half has less than this share of the earlier half's slope levels off: while young, and after."""
 WINDOWS = ((6.0, 0.01), (3.0, 0.03), (1.5, 0.10))
 """Hours, and the share memory has to grow by within them."""

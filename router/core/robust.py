@@ -70,7 +70,8 @@ def trend(values: Sequence[float]) -> float:
         return 0.0
     rises = sum((value > before) - (value < before) for index, value in enumerate(values) for before in values[:index])
     chance = (count * (count - 1) * (2 * count + 5) / 18) ** 0.5
-    return (rises - (rises > 0) + (rises < 0)) / chance
+    sure: float = (rises - (rises > 0) + (rises < 0)) / chance
+    return sure
 
 
 def never_left(values: Sequence[float]) -> list[float]:

@@ -1,7 +1,8 @@
 """What was measured of one node over the last days, in rings of a fixed size.
 
 Rules: None is unknown and never 0. A `Sample` holds totals as the node counts them; a bin holds what they grew by, and
-a total that falls was begun anew. Every other value of a bin is the mean of what was known. A sample older than the
+a total that falls was begun anew. Of times a bin
+holds the median of what was known, of levels the mean. A sample older than the
 newest is dropped, so a clock that is set back loses samples and spoils none. Times are seconds of any one clock.
 
 Size: 16 numbers of 4 bytes in 360 bins of a minute (6 hours) and 1,008 of ten (7 days) are 88 kB a node and 4.4 MB for
@@ -14,6 +15,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
+
+from router.core.robust import median
 
 HOUR_S = 3600.0
 NAN = math.nan
@@ -32,6 +35,19 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     prefix_hits: float | None = None
     part_bytes: float | None = None
     started_at: float | None = None
+
+
+class Heard(msgspec.Struct, frozen=True, kw_only=True):
+    """What one call told of the node it ran on. Seconds; None is unknown or never came.
+
+    `first_token_s` is from sending to the first token, `gap_s` the mean between two tokens of a streamed answer.
+    """
+
+    prompt_tokens: int
+    queued_s: float = 0.0
+    first_token_s: float | None = None
+    gap_s: float | None = None
+    failed: bool = False
 
 
 class Sample(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,13 +106,17 @@ class Bin(NamedTuple):
 CHANNELS = Bin._fields[1:]
 TOTALS = frozenset(("preemptions", "prefix_queries", "prefix_hits", "restarts"))
 ADDED = frozenset((*TOTALS, "errors"))
+MIDDLED = frozenset(("ttft_s", "queue_s", "gap_s", "tokens_per_s"))
+MOST_OPEN = 240
+"""Values of one channel kept until a bin is closed; of more, the first."""
+_MIDDLED = tuple(name in MIDDLED for name in CHANNELS)
 _ADDED = tuple(name in ADDED for name in CHANNELS)
 
 
 class Ring:
     """The last `length` bins of `step_s` seconds each. The newest is open and not shown."""
 
-    __slots__ = ("_counts", "_length", "_open", "_stamps", "_sums", "_values", "step_s")
+    __slots__ = ("_counts", "_length", "_middles", "_open", "_stamps", "_sums", "_values", "step_s")
 
     def __init__(self, step_s: float, length: int) -> None:
         self.step_s = step_s
@@ -104,6 +124,7 @@ class Ring:
         self._values = [array("f", [NAN]) * length for _ in CHANNELS]
         self._stamps = array("q", [NEVER]) * length
         self._open: int | None = None
+        self._middles: list[list[float]] = [[] for _ in CHANNELS]
         self._sums = [0.0] * len(CHANNELS)
         self._counts = [0] * len(CHANNELS)
 
@@ -119,6 +140,8 @@ class Ring:
             if not math.isnan(value):
                 self._sums[index] += value
                 self._counts[index] += 1
+                if _MIDDLED[index] and len(self._middles[index]) < MOST_OPEN:
+                    self._middles[index].append(value)
 
     def bins(self, since: float = -math.inf) -> list[Bin]:
         """Closed bins that begin at `since` or later, oldest first. A stretch without samples has none."""
@@ -138,7 +161,10 @@ class Ring:
         slot = number % self._length
         self._stamps[slot] = number
         for index, (total, count) in enumerate(zip(self._sums, self._counts, strict=True)):
-            self._values[index][slot] = NAN if not count else total if _ADDED[index] else total / count
+            middles = self._middles[index]
+            mean = total if _ADDED[index] else total / count if count else NAN
+            self._values[index][slot] = median(middles) if middles else mean if count else NAN
+            middles.clear()
             self._sums[index], self._counts[index] = 0.0, 0
 
 

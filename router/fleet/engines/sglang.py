@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from router.core.node import Facts, Load
+from router.core.signals import Counters
 from router.fleet.engines.dialect import (
     METRICS,
     MODELS,
@@ -24,6 +25,7 @@ from router.fleet.engines.dialect import (
     owners,
     share,
     size,
+    summed,
     total,
     word,
 )
@@ -36,6 +38,9 @@ WAITING = ("sglang:num_queue_reqs",)
 USED = ("sglang:token_usage", "sglang:full_token_usage")
 CAPACITY = ("sglang:max_total_num_tokens",)
 RANK = "dp_rank"
+PREEMPTIONS = ("sglang:num_retracted_requests_total",)
+QUERIES = ("sglang:prompt_tokens_total",)
+HITS = ("sglang:cached_tokens_total",)
 
 
 def _detect(answers: Answers) -> bool:
@@ -108,6 +113,14 @@ def _used(rank: Mapping[str, Any]) -> float | None:
     return told if told is not None or held is None or most is None else share(held / most)
 
 
+def _counters(answers: Answers) -> Counters:
+    """Known only where /metrics was read, which a server that answers /v1/loads is not asked for."""
+    found = answers.samples((*PREEMPTIONS, *QUERIES, *HITS))
+    return Counters(
+        preemptions=summed(found, PREEMPTIONS), prefix_queries=summed(found, QUERIES), prefix_hits=summed(found, HITS)
+    )
+
+
 SGLANG = Dialect(
     name="sglang",
     signs=(MODELS, INFO),
@@ -117,4 +130,5 @@ SGLANG = Dialect(
     facts=_facts,
     load=_load,
     more=_more,
+    counters=_counters,
 )
