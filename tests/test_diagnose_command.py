@@ -40,7 +40,7 @@ def test_in_json_every_number_is_there(capsys):
 
 def test_a_replay_tells_what_the_live_code_told(tmp_path, capsys):
     """The same minutes, once live and once from files."""
-    day = replace(DECAY, seed=3, hours=34)
+    day = replace(DECAY, seed=3, hours=38)
     node, relay = tmp_path / "node.csv", tmp_path / "relay.csv"
     with node.open("w") as ours, relay.open("w") as theirs:
         ours.write("at,ttft_s,gap_s,rss_bytes,running,waiting,restarts\n")

@@ -31,6 +31,8 @@ SURE_BINS = 12
 """Bins of a load class before its own noise is believed where it is less than usual."""
 OF_MEDIAN = 1.25
 """The noise of a median, against that of a mean."""
+IDLE = 0.5
+"""Calls at once below which a bin is too few calls to tell a speed."""
 LEAST_SCATTER = 0.005
 """Least noise of one bin."""
 CLASS_BINS = 3
@@ -235,7 +237,7 @@ def speed(bins: Sequence[Bin], channel: str, times: Times, *, alone: bool = Fals
     usable = [
         (one.at, 0.0 if alone or math.isnan(one.running) else one.running, one[index])
         for one in bins
-        if one[index] > 0 and not (spoilt and one.queued)
+        if one[index] > 0 and (alone or not (one.running < IDLE or (spoilt and one.queued)))
     ]
     begin, since = times.base[0], times.now - TREND_H * times.hour
     early = [one for one in usable if begin <= one[0] < since]

@@ -221,7 +221,7 @@ class Course:
         drifting = frozenset(name for name in ("ttft", "gap") if self.now.found.get(name) is Y and self._alarmed)
         fresh = diagnose(signals, now, relay, Held(limit_bytes=limit_bytes, drifting=drifting))
         if not self.now.at:
-            self.now = fresh
+            self.now = msgspec.structs.replace(fresh, verdict=Verdict.UNKNOWN)
         if fresh.verdict is not self._candidate:
             self._candidate, self._candidate_since = fresh.verdict, now
         if fresh.verdict is self.now.verdict:

@@ -17,13 +17,15 @@ def after_onset(day: Day, **options) -> list[tuple[float, Diagnosis]]:
     """Hours since the onset and what was held then, up to the bound."""
     short = replace(day, hours=day.onset + RIGHT_WITHIN_H + 0.1)
     held = list(verdicts(short, since_h=day.onset - 1, every_min=20, **options))
-    assert {one.verdict for one in held if one.at < day.onset * HOUR} == {Verdict.STEADY}
+    before = [one.verdict for one in held if one.at < day.onset * HOUR]
+    assert not ALARMS & set(before)
+    assert before[-1] is Verdict.STEADY
     return [(one.at / HOUR - day.onset, one) for one in held if one.at >= day.onset * HOUR]
 
 
 @pytest.mark.parametrize("name", FAULTS)
 def test_the_verdict_is_right_within_six_hours(name):
-    held = after_onset(replace(FAULTS[name], seed=1))
+    held = after_onset(replace(FAULTS[name], seed=2))
     right = [at for at, one in held if one.verdict == name]
     assert right
     assert min(right) <= RIGHT_WITHIN_H
@@ -61,13 +63,13 @@ def test_load_alone_is_no_fault(day):
 
 def test_a_restart_begins_anew():
     signals = Signals()
-    for node, _ in samples(replace(DECAY, hours=42, seed=1)):
+    for node, _ in samples(replace(DECAY, hours=48, seed=1)):
         signals.add(node)
-    assert diagnose(signals, 42 * HOUR).verdict is Verdict.MEMORY_GROWTH_WITH_DRIFT
-    signals.add(Sample(at=42 * HOUR, restarts=1, rss_bytes=2**30))
-    signals.add(Sample(at=42.5 * HOUR, restarts=1, rss_bytes=2**30))
-    assert began(signals.coarse.bins()) == 42 * HOUR
-    assert diagnose(signals, 42.5 * HOUR).verdict is Verdict.UNKNOWN
+    assert diagnose(signals, 48 * HOUR).verdict is Verdict.MEMORY_GROWTH_WITH_DRIFT
+    signals.add(Sample(at=48 * HOUR, restarts=1, rss_bytes=2**30))
+    signals.add(Sample(at=48.5 * HOUR, restarts=1, rss_bytes=2**30))
+    assert began(signals.coarse.bins()) == 48 * HOUR
+    assert diagnose(signals, 48.5 * HOUR).verdict is Verdict.UNKNOWN
 
 
 def test_a_fall_of_memory_tells_a_restart_where_none_is_told():
@@ -80,9 +82,9 @@ def test_a_fall_of_memory_tells_a_restart_where_none_is_told():
 def test_memory_that_is_not_known_is_not_flat():
     """Drift without memory says only half of it."""
     signals, course = Signals(), Course()
-    for node, _ in samples(replace(DECAY, hours=36, seed=1, memory=False, decay=0.5)):
+    for node, _ in samples(replace(DECAY, hours=42, seed=1, memory=False, decay=0.5)):
         signals.add(node)
-    held = course.judge(signals, 36 * HOUR)
+    held = course.judge(signals, 42 * HOUR)
     assert (held.verdict, held.found["memory"], held.rss_bytes) == (Verdict.UNKNOWN, Told.UNKNOWN, None)
     assert held.ttft_drift_ratio > 1.1
     assert any(one.name == "ttft_drift_ratio" for one in held.evidence)
@@ -91,10 +93,10 @@ def test_memory_that_is_not_known_is_not_flat():
 def test_growth_of_a_part_is_growth_and_its_rest_is_nothing():
     for leak, verdict in ((0.5, Verdict.MEMORY_GROWTH), (0.0, Verdict.STEADY)):
         signals = Signals()
-        for node, _ in samples(Day(seed=1, hours=32, leak_gib_h=leak)):
+        for node, _ in samples(Day(seed=1, leak_gib_h=leak)):
             part = Sample(at=node.at, gap_s=node.gap_s, running=node.running, part_bytes=node.rss_bytes)
             signals.add(part)
-        held = diagnose(signals, 32 * HOUR)
+        held = diagnose(signals, 38 * HOUR)
         assert held.verdict is verdict
         assert held.found["memory"] is (Told.YES if leak else Told.UNKNOWN)
 
@@ -102,12 +104,12 @@ def test_growth_of_a_part_is_growth_and_its_rest_is_nothing():
 def test_the_time_left_until_a_limit():
     held = None
     signals, course = Signals(), Course()
-    for node, _ in samples(Day(seed=1, hours=32, leak_gib_h=1.0)):
+    for node, _ in samples(Day(seed=1, leak_gib_h=1.0)):
         signals.add(node)
-    held = course.judge(signals, 32 * HOUR, None, LIMIT)
+    held = course.judge(signals, 38 * HOUR, None, LIMIT)
     left = (LIMIT - held.rss_bytes) / 2**30
     assert held.projected_limit_s == pytest.approx(left * HOUR, rel=0.1)
-    assert course.judge(signals, 32 * HOUR).projected_limit_s is None
+    assert course.judge(signals, 38 * HOUR).projected_limit_s is None
 
 
 def test_nothing_known_is_unknown():
@@ -122,6 +124,7 @@ def test_one_odd_stretch_changes_nothing():
     for minute in range(60 * 12):
         late = minute == 60 * 12 - 1
         signals.add(Sample(at=minute * 60.0, gap_s=0.02, running=4, waiting=50 if late else 0))
+    assert course.judge(signals, 11.5 * HOUR).verdict is Verdict.UNKNOWN
     before = course.judge(signals, 12 * HOUR)
     for minute in range(40):
         signals.add(Sample(at=12 * HOUR + minute * 60.0, gap_s=0.02, running=4, waiting=50))

@@ -23,8 +23,8 @@ class Day:
     """What happens. Faults begin at hour `onset`."""
 
     seed: int
-    hours: float = 32.0
-    onset: float = 24.0
+    hours: float = 38.0
+    onset: float = 30.0
     decay: float = 0.0
     """Share of speed that is lost over 36 hours, evenly."""
     ttft_decay: bool = True

@@ -131,7 +131,7 @@ async def test_an_agent_that_is_slow_or_gone_costs_its_own_numbers_alone(caplog)
 async def test_a_leak_becomes_a_verdict_a_log_line_and_metrics(caplog):
     """A day and a half of a node, sample by sample, through the loop's own step."""
     clock = Clock()
-    day = replace(DECAY, seed=1, hours=32.0)
+    day = replace(DECAY, seed=1, hours=38.0)
     memory = [0.0]
 
     class Told:
@@ -148,7 +148,7 @@ async def test_a_leak_becomes_a_verdict_a_log_line_and_metrics(caplog):
             if node.ttft_s is not None:
                 first = node.ttft_s * (500 + FIXED_TOKENS)
                 watch.observe("a", Heard(prompt_tokens=500, first_token_s=first, gap_s=node.gap_s))
-            if node.at < 28 * 3600:
+            if node.at < 34 * 3600:
                 watch._records["a"].diagnosed_at = clock.now
             await watch.step()
     held = watch.diagnosis("a")
