@@ -38,6 +38,7 @@ from router.fleet.aborts import Aborts
 from router.fleet.discovery import Resolve, resolved
 from router.fleet.fleet import Fleet
 from router.fleet.probe import Probe
+from router.fleet.watch import Watch
 from router.metrics import Metrics
 from router.roster import Roster
 from router.settings import Change, Settings, changes
@@ -79,6 +80,11 @@ class App:
         self.keyring = Keyring(assembly.callers(settings))
         self.owners = Owners()
         self.nodes: list[Node] = []
+        self.client = Client(connections=CONNECTIONS)
+        self.watch = Watch(
+            lambda: [node.name for node in self.nodes], self.client, lambda: assembly.agents(self.settings)
+        )
+        self.metrics.also(self.watch.families)
         self.admission = Admission(
             self.nodes,
             assembly.limits(settings),
@@ -91,14 +97,13 @@ class App:
         self.metrics.also(self.spending.families)
         ways: dict[Node, Way] = {}
         targets: dict[str, Target] = {}
-        ledger = Ledger(self.clock, self.metrics, self.estimates, self.spending)
+        ledger = Ledger(self.clock, self.metrics, self.estimates, self.spending, self.watch.observe)
         self.spans = ledger.spans = assembly.spans(settings, self.clock)
         self.metrics.also(Gauges(self.nodes, self.admission, ledger, self.clock).families)
         patience = assembly.patience(settings)
         self.dispatcher = Dispatcher(self.admission, ways, assembly.relay(settings), patience, ledger)
         self._old_relays: list[Pool] = []
-        self.client = Client(connections=CONNECTIONS)
-        self.probe = Probe(self.client, targets, timeout_s=settings.probe.timeout_s)
+        self.probe = Probe(self.client, targets, timeout_s=settings.probe.timeout_s, looked=self.watch.looked)
         self.aborts = Aborts(self.client, targets)
         self.fleet = Fleet(
             self.nodes,
@@ -286,6 +291,7 @@ async def running(settings: Settings, resolve: Resolve = resolved) -> AsyncItera
             serving = group.create_task(server.serve(sockets=[listener]), name="serve")
             watching += [
                 group.create_task(app.fleet.watch(), name="watch"),
+                group.create_task(app.watch.run(), name="diagnose"),
                 group.create_task(_measure_lag(app.metrics.loop_lag), name="lag"),
                 group.create_task(app.aborts.run(), name="aborts"),
             ]

@@ -130,6 +130,13 @@ def target(url: str, api_key: SecretStr | None) -> Target:
     return Target.parse(url, api_key=None if api_key is None else api_key.get_secret_value())
 
 
+def agents(settings: Settings) -> dict[str, str]:
+    """Where the agents beside nodes are asked, by node name."""
+    return {
+        entry.name: Target.parse(entry.agent).url("metrics", rooted=True) for entry in settings.nodes if entry.agent
+    }
+
+
 def limits(settings: Settings) -> dict[Workload, Limits]:
     """How long and how much each workload may wait."""
     pools = {Workload.INTERACTIVE: settings.pools.interactive, Workload.BATCH: settings.pools.batch}

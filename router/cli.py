@@ -156,6 +156,20 @@ def top(arguments: Arguments) -> int:
     return run(arguments)
 
 
+def diagnose(arguments: Arguments) -> int:
+    """Replay a recorded series of one node."""
+    from router.tools.diagnose import run
+
+    return run(arguments)
+
+
+def agent(arguments: Arguments) -> int:
+    """Tell the memory of an engine's process tree."""
+    from router.tools.agent import run
+
+    return run(arguments)
+
+
 def _pair(text: str) -> list[str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
@@ -297,6 +311,35 @@ COMMANDS = (
             Flag("--once", {"action": "store_true", "help": "print one picture and leave, as without a terminal"}),
         ),
         ("ebbtide top", "ebbtide top --url http://router.example:8080 --once"),
+    ),
+    Command(
+        "diagnose",
+        "tell what is wrong with a node from a recorded series of its signals",
+        diagnose,
+        (
+            Flag(
+                "file", {"metavar": "FILE", "type": Path, "help": "CSV with named columns; docs/diagnosis.md has them"}
+            ),
+            Flag("--relay", {"metavar": "FILE", "type": Path, "help": "CSV of the relay: at, ttft_s, gap_s"}),
+            Flag("--limit", {"metavar": "BYTES", "type": float, "help": "most memory the node may have"}),
+            Flag("--json", {"action": "store_true", "help": "print JSON, with every number that led to the verdict"}),
+        ),
+        (
+            "ebbtide diagnose config/examples/decay.csv",
+            "ebbtide diagnose node-a.csv --relay relay.csv --limit 68719476736 --json",
+        ),
+    ),
+    Command(
+        "agent",
+        "run beside an engine and tell the memory of its whole process tree as Prometheus text",
+        agent,
+        (
+            Flag("--pid", {"metavar": "N", "type": int, "help": "process id of the engine"}),
+            Flag("--match", {"metavar": "REGEX", "help": "or: command lines to look for; restarts are followed"}),
+            Flag("--host", {"metavar": "HOST", "default": "127.0.0.1", "help": "address to listen on (127.0.0.1)"}),
+            Flag("--port", {"metavar": "PORT", "type": _port, "default": 9400, "help": "port to listen on (9400)"}),
+        ),
+        ("ebbtide agent --match 'vllm serve' --host 10.0.0.5", "ebbtide agent --pid 4711 --port 9401"),
     ),
     Command(
         "demo",

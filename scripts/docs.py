@@ -24,6 +24,7 @@ sys.path.insert(0, str(ROOT))
 from router.cli import COMMANDS  # noqa: E402
 from router.core.budget import Phase  # noqa: E402
 from router.core.call import Outcome, Reason, Workload  # noqa: E402
+from router.core.drift import DETECTORS, MEANING, TABLE, Verdict  # noqa: E402
 from router.core.estimate import Estimates  # noqa: E402
 from router.core.job import BatchState  # noqa: E402
 from router.core.node import TRANSITIONS, Event, State  # noqa: E402
@@ -33,6 +34,7 @@ from router.dispatch.admission import Admission, Limits  # noqa: E402
 from router.dispatch.gauges import Gauges as CorridorGauges  # noqa: E402
 from router.dispatch.ledger import Ledger  # noqa: E402
 from router.dispatch.spending import Spending  # noqa: E402
+from router.fleet.watch import Watch  # noqa: E402
 from router.jobs.gauges import Gauges  # noqa: E402
 from router.jobs.store.measures import Act, Measures, Trouble  # noqa: E402
 from router.jobs.webhooks import Told  # noqa: E402
@@ -81,8 +83,7 @@ def metrics() -> Iterator[str]:
     closed: dict[str, type[StrEnum]] = {
         "workload": Workload, "reason": Reason, "outcome (of calls)": Outcome, "outcome (of webhook attempts)": Told,
         "reason (of waits)": WaitReason, "phase": Phase, "state (of nodes)": State, "cause": RelayCause,
-        "cap": Cap, "status": BatchState, "act": Act,
-        "kind (of errors)": Trouble,
+        "cap": Cap, "status": BatchState, "act": Act, "kind (of errors)": Trouble, "verdict": Verdict,
     }  # fmt: skip
     for label, words in closed.items():
         yield f"| {label} | {', '.join(f'`{word.value}`' for word in words)} |"
@@ -100,7 +101,8 @@ def shown() -> Metrics:
     ledger = Ledger(float, counted, Estimates())
     limits = dict.fromkeys(Workload, Limits(patience_s=0, queue_calls=0, queue_bytes=0))
     corridor = CorridorGauges((), Admission((), limits, float, print), ledger, float)
-    for more in (corridor.families, Gauges(store, runner, bool).families, Spending(Spend({}, 0.0)).families):
+    known = (corridor, Gauges(store, runner, bool), Spending(Spend({}, 0.0)), Watch(tuple, None))
+    for more in (one.families for one in known):
         counted.also(more)
     return counted
 
@@ -120,11 +122,24 @@ def nodes() -> Iterator[str]:
         yield f"| `{state}` | {' | '.join(f'`{then}`' if then else '' for then in after)} |"
 
 
+def diagnosis() -> Iterator[str]:
+    """The verdicts and the table that leads to them."""
+    yield "| verdict | what it means |\n|---|---|"
+    for verdict in Verdict:
+        yield f"| `{verdict}` | {MEANING[verdict]} |"
+    yield "\nThe first row that fits counts; an empty cell may be anything.\n"
+    yield f"| {' | '.join(DETECTORS)} | verdict |"
+    yield f"|{'---|' * (len(DETECTORS) + 1)}"
+    for row, verdict in TABLE:
+        yield f"| {' | '.join(row.get(name, '') for name in DETECTORS)} | `{verdict}` |"
+
+
 PAGES: dict[str, Callable[[], Iterator[str]]] = {
     "configuration.md": configuration,
     "cli.md": commands,
     "metrics.md": metrics,
     "nodes.md": nodes,
+    "diagnosis.md": diagnosis,
 }
 
 

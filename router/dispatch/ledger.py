@@ -6,24 +6,41 @@ from router import logs
 from router.core.call import Outcome, Usage
 from router.core.estimate import Estimates
 from router.core.placement import RelayCause
+from router.core.signals import Heard
 from router.dispatch.spans import Spans
 from router.dispatch.spending import Spending
 from router.dispatch.trip import RELAY, Trip
-from router.errors import NodeFailed
+from router.errors import NodeFailed, NodeRefused, Stopped, TakenBack
 from router.metrics import Metrics, Spread
 
 GAP_S = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
+
+ENOUGH_TOKENS = 8
+"""An answer of fewer tokens tells no pace."""
+NO_FAULT = (NodeRefused, Stopped, TakenBack)
+"""Ends of a leg that say nothing against the node."""
+
+
+def _nothing(place: str, heard: Heard) -> None:
+    """Nobody wants to know."""
 
 
 class Ledger:
     """`clock` gives seconds of a steady clock; the rest is told of every leg and every trip that ended.
 
-    `spending` is asked what the relay may still cost. `gaps` are those between two tokens, each call's mean.
+    `spending` is asked what the relay may still cost; `observe` is told what each call met on a node or the relay.
+    `gaps` are those between two tokens, each call's mean.
     """
 
     def __init__(
-        self, clock: Callable[[], float], metrics: Metrics, estimates: Estimates, spending: Spending | None = None
+        self,
+        clock: Callable[[], float],
+        metrics: Metrics,
+        estimates: Estimates,
+        spending: Spending | None = None,
+        observe: Callable[[str, Heard], None] = _nothing,
     ) -> None:
+        self._observe = observe
         self.clock = clock
         self._metrics = metrics
         self._estimates = estimates
@@ -38,6 +55,10 @@ class Ledger:
         self._metrics.leg(trip.place, word)
         if self.spans is not None:
             self.spans.leg(trip, word)
+        if isinstance(outcome, Outcome):
+            self._observe(trip.place, _heard(trip, self.clock()))
+        elif not issubclass(outcome, NO_FAULT):
+            self._observe(trip.place, Heard(prompt_tokens=trip.call.prompt_tokens, failed=True))
 
     def relayed(self, trip: Trip, cause: RelayCause) -> None:
         """A call goes to the relay. Raises Overloaded when it would cost too much."""
@@ -89,3 +110,17 @@ class Ledger:
         written = trip.written()
         if written > 1 and first_token_s is not None:
             self.gaps.see((duration_s - first_token_s) / (written - 1), (trip.call.workload, trip.place))
+
+
+def _heard(trip: Trip, now: float) -> Heard:
+    """What one answered call met. A call that was not streamed tells no times: its first token came with its last."""
+    first, written = trip.first_token_at, trip.written()
+    if first is None or not trip.call.stream:
+        return Heard(prompt_tokens=trip.call.prompt_tokens, queued_s=trip.queued_s, failed=trip.outcome is Outcome.CUT)
+    return Heard(
+        prompt_tokens=trip.call.prompt_tokens,
+        queued_s=trip.queued_s,
+        first_token_s=first - trip.sent_at,
+        gap_s=(now - first) / (written - 1) if written >= ENOUGH_TOKENS else None,
+        failed=trip.outcome is Outcome.CUT,
+    )

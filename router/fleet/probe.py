@@ -8,12 +8,13 @@ cannot do without fails (`Read.must`), or when what came makes no sense; anythin
 
 import asyncio
 import errno
-from collections.abc import Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from http import HTTPStatus
 
 import msgspec
 
 from router.core.node import Facts, Load, Spec
+from router.core.signals import Counters
 from router.errors import ProbeFailed
 from router.fleet.engines import DIALECTS, SIGNS, Answers, Dialect, Read, recognise
 from router.upstream.client import Client
@@ -30,17 +31,36 @@ NONSENSE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 class Look(msgspec.Struct, frozen=True, kw_only=True):
-    """What one look saw. `sure` is False when a sign of an engine was not answered, so that it may be another one."""
+    """What one look saw. `sure` is False when a sign of an engine was not answered, so that it may be another one.
+
+    `counters` are there when facts were read.
+    """
 
     facts: Facts
     load: Load
     sure: bool = True
+    counters: Counters | None = None
+
+
+def _nothing(name: str, look: Look) -> None:
+    """Nobody wants to know."""
 
 
 class Probe:
-    """Looks at nodes. `targets` says by URL how to be let in there; `timeout_s` bounds one GET. Both may be changed."""
+    """Looks at nodes. `targets` says by URL how to be let in there; `timeout_s` bounds one GET. Both may be changed.
 
-    def __init__(self, client: Client, targets: Mapping[str, Target], *, timeout_s: float = 2.0) -> None:
+    `looked` is told of every look that was answered.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        targets: Mapping[str, Target],
+        *,
+        timeout_s: float = 2.0,
+        looked: Callable[[str, Look], None] = _nothing,
+    ) -> None:
+        self._looked = looked
         self._client = client
         self._targets = targets
         self.timeout_s = timeout_s
@@ -57,12 +77,15 @@ class Probe:
         _check(answers, wanted)
         try:
             await self._read(target, dialect.more(answers), answers)
+            counters = None
             if facts is None:
-                facts = dialect.facts(answers)
+                facts, counters = dialect.facts(answers), dialect.counters(answers)
             load = dialect.load(answers, facts)
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             raise ProbeFailed(f"{dialect.name}: {error}") from error
-        return Look(facts=facts, load=load, sure=engine is not None or _sure(answers, dialect))
+        look = Look(facts=facts, load=load, sure=engine is not None or _sure(answers, dialect), counters=counters)
+        self._looked(spec.name, look)
+        return look
 
     async def _recognise(self, target: Target, answers: Answers) -> Dialect:
         await self._read(target, SIGNS, answers)

@@ -156,6 +156,8 @@ class NodeEntry(Section):
     """Most sequences at once, when the node does not say or should be used for less."""
     kv_tokens: Count | None = None
     """Tokens its KV cache holds, when the node does not say or should be used for less."""
+    agent: Url | None = None
+    """Where an `ebbtide agent` beside it listens, which tells its memory: `http://10.0.0.5:9400`."""
 
 
 class Batches(Section):

@@ -3,6 +3,7 @@ from typing import Any
 import pytest
 
 from router.core.node import Facts, Load
+from router.core.signals import Counters
 from router.fleet.engines import Answers
 from router.fleet.engines.dialect import METRICS, MODELS
 from router.fleet.engines.llamacpp import LLAMACPP, PROPS, SLOTS
@@ -96,3 +97,10 @@ def test_gauges_that_a_reading_resets_are_not_read() -> None:
         "llamacpp:prompt_tokens_seconds 170\nllamacpp:predicted_tokens_seconds 90\nllamacpp:n_busy_slots_per_decode 3\n"
     )
     assert LLAMACPP.load(answers({METRICS: lines}), FACTS) == Load()
+
+
+def test_counters_are_known_where_metrics_were_read() -> None:
+    text = "llamacpp:prompt_tokens_total 30\nllamacpp:prompt_tokens_cached_total 10\n"
+    assert LLAMACPP.counters(answers({METRICS: text})) == Counters(prefix_queries=40, prefix_hits=10)
+    assert LLAMACPP.counters(answers({METRICS: "llamacpp:prompt_tokens_total 30\n"})) == Counters()
+    assert LLAMACPP.counters(answers({})) == Counters()

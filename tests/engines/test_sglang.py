@@ -1,6 +1,7 @@
 import pytest
 
 from router.core.node import Load
+from router.core.signals import Counters
 from router.fleet.engines import Answers
 from router.fleet.engines.dialect import METRICS, MODELS
 from router.fleet.engines.sglang import INFO, LOADS, OLD_INFO, SGLANG
@@ -75,3 +76,9 @@ def test_usage_from_tokens_where_the_share_is_missing() -> None:
 def test_the_endpoints_that_generate_are_never_read() -> None:
     reads = (*SGLANG.signs, *SGLANG.facts_from, *SGLANG.load_from, *SGLANG.more(answers({}, (INFO, LOADS))))
     assert not [read.path for read in reads if read.path.startswith("health")]
+
+
+def test_counters_are_known_where_metrics_were_read() -> None:
+    text = "sglang:num_retracted_requests_total 2\nsglang:prompt_tokens_total 9\nsglang:cached_tokens_total 3\n"
+    assert SGLANG.counters(answers({METRICS: text})) == Counters(preemptions=2, prefix_queries=9, prefix_hits=3)
+    assert SGLANG.counters(answers({})) == Counters()

@@ -1,6 +1,7 @@
 import pytest
 
 from router.core.node import Load
+from router.core.signals import Counters
 from router.fleet.engines import Answers
 from router.fleet.engines.dialect import METRICS, MODELS, VERSION
 from router.fleet.engines.vllm import VLLM
@@ -123,3 +124,16 @@ def test_odd_cards_are_passed_over() -> None:
     assert {name: model.context for name, model in VLLM.facts(answers({MODELS: {"data": odd}})).models.items()} == {
         "ok": None
     }
+
+
+def test_counters_by_their_names_through_the_versions() -> None:
+    real = VLLM.counters(recorded())
+    assert (real.preemptions, real.prefix_queries, real.prefix_hits) == (0, 12, 0)
+    assert real.part_bytes == 703766528
+    assert real.started_at == pytest.approx(1.79596433515e9)
+    old = metrics('vllm:num_preemptions_total{engine="0"} 3', "vllm:gpu_prefix_cache_hits_total 4")
+    assert VLLM.counters(old) == Counters(preemptions=3, prefix_hits=4)
+    two = metrics('vllm:num_preemptions_total{engine="0"} 3', 'vllm:num_preemptions_total{engine="1"} 4')
+    assert VLLM.counters(two).preemptions == 7
+    assert VLLM.counters(metrics("vllm:num_preemptions_total NaN")) == Counters(), "unknown is not zero"
+    assert VLLM.counters(answers({})) == Counters()

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from router.core.node import Facts, Load, ModelFacts
+from router.core.signals import Counters
 from router.errors import ProbeFailed
 from router.fleet.exposition import Sample, read_samples
 
@@ -74,11 +75,17 @@ def nothing_more(answers: Answers) -> tuple[Read, ...]:
     return ()
 
 
+def no_counters(answers: Answers) -> Counters:
+    """It counts nothing that is wanted."""
+    return Counters()
+
+
 class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     """How one engine tells about itself.
 
     `signs` are read to recognise it, `facts_from` rarely, `load_from` at each look; `more` names further reads the
-    first answers ask for. `tells_load` is whether an unknown load is worth a warning.
+    first answers ask for. `tells_load` is whether an unknown load is worth a warning. `counters` sees what a look that
+    reads facts got, and asks for nothing itself.
     """
 
     name: str
@@ -90,6 +97,7 @@ class Dialect(msgspec.Struct, frozen=True, kw_only=True):
     load: Callable[[Answers, Facts], Load]
     more: Callable[[Answers], tuple[Read, ...]] = nothing_more
     tells_load: bool = True
+    counters: Callable[[Answers], Counters] = no_counters
 
 
 def cards(answers: Answers) -> dict[str, dict[str, Any]]:
@@ -165,6 +173,13 @@ def mean(values: Iterable[float | None]) -> float | None:
 def first_named(found: Mapping[str, list[Sample]], names: Iterable[str]) -> list[Sample]:
     """The samples of the first of several names of one metric that is there."""
     return next((found[name] for name in names if name in found), [])
+
+
+def summed(found: Mapping[str, list[Sample]], names: Iterable[str]) -> float | None:
+    """A total over all series of the first of several names that is there; None when one is unknown."""
+    values = [sample.value for sample in first_named(found, names)]
+    known = [value for value in values if value is not None and value >= 0]
+    return sum(known) if values and len(known) == len(values) else None
 
 
 def by_rank(samples: Iterable[Sample], label: str) -> list[float | None]:

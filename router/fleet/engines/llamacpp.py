@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from router.core.node import Facts, Load
+from router.core.signals import Counters
 from router.fleet.engines.dialect import (
     HEALTH,
     METRICS,
@@ -26,6 +27,7 @@ from router.fleet.engines.dialect import (
     model_facts,
     owners,
     size,
+    summed,
     total,
     word,
 )
@@ -34,6 +36,9 @@ PROPS = Read("props")
 SLOTS = Read("slots")
 RUNNING = ("llamacpp:requests_processing",)
 WAITING = ("llamacpp:requests_deferred",)
+PROCESSED = ("llamacpp:prompt_tokens_total",)
+"""Prompt tokens read, without those found in the cache."""
+CACHED = ("llamacpp:prompt_tokens_cached_total",)
 AUTOMATIC_SLOTS = 4
 """What `--parallel -1` becomes, with a unified pool (`common/arg.cpp`)."""
 
@@ -112,6 +117,14 @@ def _slot_tokens(slot: Mapping[str, Any]) -> int | None:
     return total((count(slot.get("n_prompt_tokens")), decoded))
 
 
+def _counters(answers: Answers) -> Counters:
+    """Known only where every slot was busy: at other times /metrics is left alone."""
+    found = answers.samples((*PROCESSED, *CACHED))
+    processed, cached = summed(found, PROCESSED), summed(found, CACHED)
+    queries = None if processed is None or cached is None else processed + cached
+    return Counters(prefix_queries=queries, prefix_hits=cached)
+
+
 LLAMACPP = Dialect(
     name="llamacpp",
     signs=(MODELS, PROPS),
@@ -121,4 +134,5 @@ LLAMACPP = Dialect(
     facts=_facts,
     load=_load,
     more=_more,
+    counters=_counters,
 )

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from router.core.node import Facts, Load
+from router.core.signals import Counters
 from router.fleet.engines.dialect import (
     GPUSTACK_RUNNING,
     GPUSTACK_USED,
@@ -27,6 +28,7 @@ from router.fleet.engines.dialect import (
     owners,
     share,
     size,
+    summed,
     total,
     word,
 )
@@ -39,6 +41,9 @@ WAITING = ("sglang:num_queue_reqs", GPUSTACK_WAITING)
 USED = ("sglang:token_usage", "sglang:full_token_usage", GPUSTACK_USED)
 CAPACITY = ("sglang:max_total_num_tokens",)
 RANK = "dp_rank"
+PREEMPTIONS = ("sglang:num_retracted_requests_total",)
+QUERIES = ("sglang:prompt_tokens_total",)
+HITS = ("sglang:cached_tokens_total",)
 
 
 def _detect(answers: Answers) -> bool:
@@ -111,6 +116,14 @@ def _used(rank: Mapping[str, Any]) -> float | None:
     return told if told is not None or held is None or most is None else share(held / most)
 
 
+def _counters(answers: Answers) -> Counters:
+    """Known only where /metrics was read, which a server that answers /v1/loads is not asked for."""
+    found = answers.samples((*PREEMPTIONS, *QUERIES, *HITS))
+    return Counters(
+        preemptions=summed(found, PREEMPTIONS), prefix_queries=summed(found, QUERIES), prefix_hits=summed(found, HITS)
+    )
+
+
 SGLANG = Dialect(
     name="sglang",
     signs=(MODELS, INFO),
@@ -120,4 +133,5 @@ SGLANG = Dialect(
     facts=_facts,
     load=_load,
     more=_more,
+    counters=_counters,
 )

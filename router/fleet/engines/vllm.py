@@ -8,6 +8,7 @@ differs from it (a hybrid model, for which that product is wrong); unknown. Labe
 """
 
 from router.core.node import Facts, Load
+from router.core.signals import Counters
 from router.fleet.engines.dialect import (
     GPUSTACK_RUNNING,
     GPUSTACK_USED,
@@ -26,6 +27,7 @@ from router.fleet.engines.dialect import (
     owners,
     share,
     size,
+    summed,
     total,
     word,
 )
@@ -36,6 +38,13 @@ SIGNS = (*CONFIG, "vllm:num_requests_running")
 RUNNING = ("vllm:num_requests_running", GPUSTACK_RUNNING)
 WAITING = ("vllm:num_requests_waiting", "vllm:num_requests_waiting_by_reason", GPUSTACK_WAITING)
 USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", GPUSTACK_USED)
+
+PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
+QUERIES = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries_total")
+HITS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits_total")
+MEMORY = ("process_resident_memory_bytes",)
+"""Of the API server's process alone, and not there at all with several of them."""
+STARTED = ("process_start_time_seconds",)
 
 
 def _detect(answers: Answers) -> bool:
@@ -74,6 +83,17 @@ def _load(answers: Answers, facts: Facts) -> Load:
     )
 
 
+def _counters(answers: Answers) -> Counters:
+    found = answers.samples((*PREEMPTIONS, *QUERIES, *HITS, *MEMORY, *STARTED))
+    return Counters(
+        preemptions=summed(found, PREEMPTIONS),
+        prefix_queries=summed(found, QUERIES),
+        prefix_hits=summed(found, HITS),
+        part_bytes=summed(found, MEMORY),
+        started_at=summed(found, STARTED),
+    )
+
+
 VLLM = Dialect(
     name="vllm",
     signs=(MODELS, METRICS),
@@ -82,4 +102,5 @@ VLLM = Dialect(
     detect=_detect,
     facts=_facts,
     load=_load,
+    counters=_counters,
 )
