@@ -25,7 +25,7 @@ from router.batching import Batching, Corridor
 from router.core.budget import Permit
 from router.core.call import Workload
 from router.core.estimate import Estimates
-from router.core.node import Node, State
+from router.core.node import UP, Node
 from router.dispatch.admission import Admission
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.ledger import Ledger
@@ -148,9 +148,7 @@ class App:
         """Whether a call could be served now."""
         if self.draining:
             return False
-        return self.dispatcher.relay is not None or any(
-            node.state in (State.READY, State.PROBATION) for node in self.nodes
-        )
+        return self.dispatcher.relay is not None or any(node.state in UP for node in self.nodes)
 
     async def look_first(self) -> None:
         """Hear once from every source of nodes and look once at every node, within a bound."""

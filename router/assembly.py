@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from router.api.auth import Caller
 from router.api.terms import Terms
 from router.core.call import Workload
-from router.core.node import Node, Spec, State
+from router.core.node import UP, Node, Spec
 from router.core.spend import Price, Spend
 from router.core.yielding import Policy
 from router.dispatch import request
@@ -201,7 +201,7 @@ def view(node: Node) -> View:
     if budget.tokens is not None:
         room["capacity"] = budget.tokens
     running = {str(workload): room.sequences for workload, room in held.items()}
-    return View(node.name, node.state in (State.READY, State.PROBATION), node.state, running, room)
+    return View(node.name, node.state in UP, node.state, running, room)
 
 
 @dataclass(kw_only=True)

@@ -7,6 +7,8 @@ differs from it (a hybrid model, for which that product is wrong); unknown. Labe
 `vllm:num_requests_running` of several models in one server (base and adapters) are distinct series and added.
 """
 
+from collections.abc import Mapping, Sequence
+
 from router.core.node import Facts, Load
 from router.fleet.engines.dialect import (
     HEALTH,
@@ -31,6 +33,7 @@ from router.fleet.exposition import Sample
 CONFIG = ("vllm:cache_config_info", "vllm:cache_config")
 RUNNING = ("vllm:num_requests_running",)
 WAITING = ("vllm:num_requests_waiting", "vllm:num_requests_waiting_by_reason")
+DONE = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc")
 
 
@@ -62,12 +65,20 @@ def _rank_tokens(sample: Sample) -> int | None:
 
 
 def _load(answers: Answers, facts: Facts) -> Load:
-    found = answers.samples((*RUNNING, *WAITING, *USED))
+    found = answers.samples((*RUNNING, *WAITING, *USED, *DONE))
     return Load(
         running=total(count(sample.value) for sample in first_named(found, RUNNING)),
         waiting=total(count(sample.value) for sample in first_named(found, WAITING)),
         used=mean(share(sample.value) for sample in first_named(found, USED)),
+        done=_done(found),
     )
+
+
+def _done(found: Mapping[str, Sequence[Sample]]) -> float | None:
+    """Prompt and output tokens so far; both count on while a call runs."""
+    counts = [total(count(sample.value) for sample in first_named(found, (name,))) for name in DONE]
+    known = [number for number in counts if number is not None]
+    return float(sum(known)) if len(known) == len(DONE) else None
 
 
 VLLM = Dialect(
