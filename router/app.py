@@ -22,6 +22,7 @@ from router.api.house import House
 from router.api.owners import Owners
 from router.api.protocol import FrontProtocol
 from router.batching import Batching, Corridor
+from router.caring import Caring, Needed
 from router.core.budget import Permit
 from router.core.call import Workload
 from router.core.estimate import Estimates
@@ -102,13 +103,25 @@ class App:
             clock=self.clock,
             changed=self.admission.changed,
         )
+        self.caring = Caring(
+            settings,
+            Needed(
+                fleet=self.fleet,
+                dispatcher=self.dispatcher,
+                client=self.client,
+                targets=targets,
+                keyring=self.keyring,
+                metrics=self.metrics,
+                clock=self.clock,
+            ),
+        )
         self.roster = Roster(
             settings=settings,
             fleet=self.fleet,
             ways=ways,
             targets=targets,
             metrics=self.metrics,
-            forget=self.owners.forget,
+            forget=self._forget,
         )
         self.roster.start()
         self.roster.discovery.use(assembly.sources(settings, resolve))
@@ -134,7 +147,7 @@ class App:
             self.batching = await Batching.open(self.settings, corridor)
             routes = self.batching.routes()
         self.house = self._house()
-        self.front = Front(self.house, routes)
+        self.front = Front(self.house, [*routes, *self.caring.routes()])
 
     @property
     def pools(self) -> Mapping[str, Pool]:
@@ -175,6 +188,8 @@ class App:
         for workload, limits in assembly.limits(settings).items():
             self.admission._queues[workload].limits = limits
         self.fleet.every_s, self.probe.timeout_s = settings.probe.every_s, settings.probe.timeout_s
+        self.admission.policy = assembly.policy(settings)
+        self.caring.take(settings)
         if self.batching is not None:
             self.batching.take(settings)
         if any(change.key.startswith("discovery.") for change in live):
@@ -217,6 +232,10 @@ class App:
         self.metrics.waiting(workload, calls, size)
         if workload is Workload.BATCH and self.batching is not None:
             self.batching.runner.feed_soon()
+
+    def _forget(self, name: str) -> None:
+        self.owners.forget(name)
+        self.caring.forget(name)
 
     def _taken_back(self, node: Node, permit: Permit, wasted: float) -> None:
         mode = self.admission.policy.mode
@@ -274,6 +293,7 @@ async def running(settings: Settings, resolve: Resolve = resolved) -> AsyncItera
             watching += [
                 group.create_task(app.fleet.watch(), name="watch"),
                 group.create_task(_measure_lag(app.metrics.loop_lag), name="lag"),
+                group.create_task(app.caring.run(), name="caring"),
             ]
             if app.batching is not None:
                 watching.append(group.create_task(app.batching.run(), name="jobs"))

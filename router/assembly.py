@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from router.api.auth import Caller
 from router.api.terms import Terms
 from router.core.call import Workload
+from router.core.care import Care
 from router.core.node import UP, Node, Spec
 from router.core.spend import Price, Spend
 from router.core.yielding import Policy
@@ -24,8 +25,10 @@ from router.dispatch.leg import Way
 from router.dispatch.trip import RELAY
 from router.fleet.discovery import Addresses, File, Listed, Resolve, Source
 from router.fleet.fleet import Fleet
+from router.fleet.hooks import Command, Hook, Http
 from router.jobs.receivers import Receivers, secret_bytes
 from router.settings import DnsEntry, NodeEntry, Settings, load_nodes
+from router.upstream.client import Client
 from router.upstream.pool import Bounds, Pool
 from router.upstream.target import Target
 
@@ -103,7 +106,10 @@ def policy(settings: Settings) -> Policy:
     pools = settings.pools
     stated = pools.interactive.ttft_p95_ms
     return Policy(
-        ttft_p95_s=None if stated == "auto" else stated / 1000, mode=pools.batch.mode, lend=pools.interactive.lend
+        ttft_p95_s=None if stated == "auto" else stated / 1000,
+        mode=pools.batch.mode,
+        lend=pools.interactive.lend,
+        degraded_chat=settings.care.degraded_chat == "some",
     )
 
 
@@ -115,6 +121,7 @@ def patience(settings: Settings) -> Patience:
         first_byte_per_prompt_token_s=upstream.first_byte_per_prompt_token_s,
         retries=upstream.retries,
         retry_ratio=upstream.retry_ratio,
+        first_byte_least_s=settings.care.first_byte_least_s,
     )
 
 
@@ -152,7 +159,40 @@ def spend(settings: Settings) -> Spend | None:
 
 def callers(settings: Settings) -> list[tuple[bytes, Caller]]:
     """Who may call, by the digest of the key."""
-    return [(key.digest, Caller(name=key.name, workload=key.workload, fallback=key.fallback)) for key in settings.keys]
+    return [
+        (key.digest, Caller(name=key.name, workload=key.workload, fallback=key.fallback, admin=key.admin))
+        for key in settings.keys
+    ]
+
+
+def care(settings: Settings) -> Care:
+    """What the router may do about nodes by itself."""
+    said, recycle = settings.care, settings.care.recycle
+    return Care(
+        enabled=recycle.enabled,
+        max_unavailable=said.max_unavailable,
+        drain_s=said.drain_s,
+        settle_s=recycle.settle_s,
+        ready_s=recycle.ready_s,
+        before_limit_s=recycle.before_limit_s,
+        rss_limit_bytes=recycle.rss_limit_bytes,
+        cooldown_s=recycle.cooldown_s,
+        failures=recycle.failures,
+    )
+
+
+def hook(settings: Settings, client: Client) -> Hook | None:
+    """How nodes are restarted, if anybody said how."""
+    recycle = settings.care.recycle
+    if recycle.command:
+        return Command(recycle.command)
+    if recycle.http is None:
+        return None
+    said, headers = recycle.http, {}
+    if said.secret is not None:
+        secret = said.secret.get_secret_value()
+        headers[said.header] = f"Bearer {secret}" if said.header.lower() == "authorization" else secret
+    return Http(client, said.method, said.url, headers, recycle.hook_s)
 
 
 def receivers(settings: Settings) -> Receivers:

@@ -149,6 +149,13 @@ def batch(arguments: Arguments) -> int:
     return run(arguments)
 
 
+def node(arguments: Arguments) -> int:
+    """Look at a router's nodes, or take one out and in again."""
+    from router.tools.node import run
+
+    return run(arguments)
+
+
 def _pair(text: str) -> list[str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
@@ -278,6 +285,26 @@ COMMANDS = (
             "ebbtide batch submit lines.jsonl --wait -o results.jsonl",
             "ebbtide batch status batch_0123456789abcdef01234567",
             "ebbtide batch results batch_0123456789abcdef01234567 -o results.jsonl",
+        ),
+    ),
+    Command(
+        "node",
+        "show the nodes of a running router, or drain, resume or recycle one",
+        node,
+        (
+            Flag("action", {"choices": ("list", "drain", "resume", "recycle"), "help": "what to do"}),
+            Flag("name", {"metavar": "NAME", "nargs": "?", "help": "which node; list shows all without it"}),
+            Flag("--url", {"metavar": "URL", "help": "the router; else EBBTIDE_URL, else http://127.0.0.1:8080"}),
+            Flag("--key", {"metavar": "KEY", "help": "a key with admin: true; better in EBBTIDE_KEY"}),
+            Flag("--force", {"action": "store_true", "help": "recycle although callers may notice"}),
+            Flag("--wait", {"action": "store_true", "help": "stay until the node is drained, back, or down"}),
+            Flag("--json", {"action": "store_true", "help": "print JSON"}),
+        ),
+        (
+            "ebbtide node list",
+            "ebbtide node drain gpu-1 --wait",
+            "ebbtide node resume gpu-1",
+            "ebbtide node recycle gpu-1 --url https://llm.example.org --wait",
         ),
     ),
     Command(

@@ -4,7 +4,7 @@
     +-- SettingsError                 the operator's file or environment is wrong; refuse to start
     +-- Answer                        what a caller is told: status, type, param, code
     |   +-- BadRequest 400            +-- ContextTooLong 400
-    |   +-- Unauthorized 401
+    |   +-- Unauthorized 401          +-- Forbidden 403
     |   +-- NotFound 404              +-- ModelNotFound 404      +-- UnknownUrl 404
     |   +-- MethodNotAllowed 405      +-- RequestTimeout 408     +-- Conflict 409
     |   +-- TooLarge 413              +-- UnsupportedContentType 415
@@ -22,6 +22,7 @@
     |   +-- HookUnreached             no connection; nothing was sent
     +-- HookRefused                   a webhook's URL or address may not be told
     +-- DiscoveryFailed               a source of nodes could not tell which there are
+    +-- RecycleFailed                 a node's hook failed, or it did not come back
     +-- StoreError                    the database did not do what was asked; nothing was half written
         +-- StoreLost                 no connection, or locked too long; ask again
         +-- StoreFull                 no space
@@ -87,6 +88,13 @@ class Unauthorized(Answer):
 
     status = HTTPStatus.UNAUTHORIZED
     code = "invalid_api_key"
+
+
+class Forbidden(Answer):
+    """A key of ours, but not one that may do this."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "permission_denied"
 
 
 class NotFound(Answer):
@@ -294,6 +302,10 @@ class HookRefused(EbbtideError):
 
 class DiscoveryFailed(EbbtideError):
     """A source of nodes could not tell which there are. The message says why, without secrets."""
+
+
+class RecycleFailed(EbbtideError):
+    """A node's hook failed, or the node did not answer after it. The message says why."""
 
 
 class StoreError(EbbtideError):

@@ -7,7 +7,7 @@ differs from it (a hybrid model, for which that product is wrong); unknown. Labe
 `vllm:num_requests_running` of several models in one server (base and adapters) are distinct series and added.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from router.core.node import Facts, Load
 from router.fleet.engines.dialect import (
@@ -74,7 +74,7 @@ def _load(answers: Answers, facts: Facts) -> Load:
     )
 
 
-def _done(found: Mapping[str, Sequence[Sample]]) -> float | None:
+def _done(found: Mapping[str, list[Sample]]) -> float | None:
     """Prompt and output tokens so far; both count on while a call runs."""
     counts = [total(count(sample.value) for sample in first_named(found, (name,))) for name in DONE]
     known = [number for number in counts if number is not None]
