@@ -141,8 +141,14 @@ class Standing:
                 self._strained(now, cause)
             return
         self.misses += 1
-        if self.misses >= FAULTS_TO_DOWN:
-            self.failed_at = now
+        if refused:
+            self.hung = False  # whoever answers there next is another process
+        if self.misses < FAULTS_TO_DOWN:
+            return
+        self.failed_at = now
+        if self.state is State.DOWN:
+            self.retry_at = max(self.retry_at, now + self.backoff_s)  # no try was made that could fail
+        else:
             self._fail(now, cause)
 
     def _looked(self, now: float) -> None:
