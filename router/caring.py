@@ -38,6 +38,11 @@ class Needed:
     clock: Callable[[], float]
 
 
+def canary_families() -> list[Level]:
+    """What canaries show at a scrape."""
+    return [Level("canary_seconds", "First token of the last canary of a node or the relay.", "node")]
+
+
 class Caring:
     """`run` it as a task. `keeper.find` and `canary.sampled` are for who measures; `recycling` is the operator's."""
 
@@ -49,7 +54,7 @@ class Caring:
         self.recycling.relayed = self._relayed
         self.keeper = Keeper(needed.fleet, self.recycling, clock=needed.clock)
         canary = settings.care.canary
-        self._first_tokens = Level("canary_seconds", "First token of the last canary of a node or the relay.", "node")
+        [self._first_tokens] = canary_families()
         self.canary = Canary(
             needed.fleet.nodes,
             taster,

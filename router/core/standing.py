@@ -62,6 +62,7 @@ class Standing:
         "jitter",
         "misses",
         "moved",
+        "mute",
         "refusal_s",
         "refusals",
         "refused_until",
@@ -81,7 +82,7 @@ class Standing:
         self.since = self.failed_at = self.heard_at = self.retry_at = self.refused_until = LONG_AGO
         self.strained_at = self.back_at = LONG_AGO
         self.faults = self.misses = self.unseen = self.refusals = self.answers = self.flaps = 0
-        self.hung = False
+        self.hung = self.mute = False
         self.stretch = 1.0
         self.trial: Permit | None = None
         self.backoff_s = BACKOFF_S[0]
@@ -126,7 +127,7 @@ class Standing:
                 silent = sign is Sign.SILENT
                 self.stretch = min(self.stretch * (2.0 if silent else 1.0), STRETCH)
                 self.faults += SILENCE if silent else 1
-                self.hung = sign is not Sign.GONE
+                self.hung, self.mute = sign is not Sign.GONE, silent
                 gone_quiet = silent and self.unseen > 0
                 if self.faults >= FAULTS_TO_DOWN or gone_quiet or self.state in (State.PROBATION, State.DOWN):
                     self._fail(now, cause)
@@ -136,6 +137,9 @@ class Standing:
     def _overlooked(self, now: float, cause: str, silence_s: float, *, refused: bool) -> None:
         """A look failed. Who said something on a call within `silence_s` is busy, unless it refuses connections."""
         self.unseen += 1
+        if self.mute and self.heard_at < self.failed_at:
+            self._fail(now, cause)  # neither calls nor looks get a word out of it
+            return
         if not refused and now - self.heard_at <= silence_s:
             if self.unseen >= REFUSALS_TO_BUSY:
                 self._strained(now, cause)
@@ -212,7 +216,8 @@ class Standing:
 
     def _good(self, now: float, cause: str) -> None:
         self.faults = self.misses = self.refusals = 0
-        self.hung, self.heard_at = False, now
+        self.hung = self.mute = False
+        self.heard_at = now
         self.backoff_s = min(BACKOFF_S[0] * 2.0**self.flaps, BACKOFF_S[1])
         self.refusal_s = REFUSAL_S[0]
         self.refused_until = now
@@ -227,6 +232,7 @@ class Standing:
         self._move(Event.STRAINED, now, cause)
 
     def _fail(self, now: float, cause: str) -> None:
+        self.mute = False
         if self.state not in (State.DOWN, State.PROBATION, *OUT):
             self.flaps = min(self.flaps + 1, 6) if now - self.back_at < STEADY_S else 0
             self.backoff_s = min(BACKOFF_S[0] * 2.0**self.flaps, BACKOFF_S[1])
@@ -236,7 +242,7 @@ class Standing:
 
     def _forgive(self, now: float) -> None:
         self.faults = self.misses = self.unseen = self.refusals = self.flaps = 0
-        self.hung, self.trial = False, None
+        self.hung, self.mute, self.trial = False, False, None
         self.backoff_s, self.refusal_s = BACKOFF_S[0], REFUSAL_S[0]
         self.refused_until = self.retry_at = now
 

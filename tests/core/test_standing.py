@@ -79,6 +79,17 @@ def test_one_is_enough_when_its_last_look_was_missed_too() -> None:
     assert node.state is State.DOWN
 
 
+def test_the_same_the_other_way_round_unless_something_still_comes_from_it() -> None:
+    for heard, state in ((False, State.DOWN), (True, State.READY)):
+        node = node_in()
+        node.observe(Sign.GOOD, NOW, "answered")
+        node.observe(Sign.SILENT, NOW + 3, "no head")
+        if heard:
+            node.heard(NOW + 4)
+        node.missed(NOW + 5, "no answer within 2 s", refused=False)
+        assert node.state is state
+
+
 def test_a_first_token_is_waited_for_by_what_is_read_there() -> None:
     node = paced()
     assert node.silence_s() is None

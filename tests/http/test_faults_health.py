@@ -29,13 +29,11 @@ async def test_b43_an_engine_that_hangs_behind_a_living_front_leaves_after_two_h
     app = await rig.router(upstream={"first_byte_s": 30, "retries": 1}, care={"first_byte_least_s": 0.5})
     learn(app.node("n1"))
     began = monotonic()
-    for _ in range(6):
-        reply = await ask(app.port, stream())
-        assert (reply.status, reply.header("x-ebbtide-node")) == (200, "n2"), "nobody noticed"
+    replies = await asyncio.gather(*(ask(app.port, stream()) for _ in range(6)))
+    assert {(reply.status, reply.header("x-ebbtide-node")) for reply in replies} == {(200, "n2")}, "nobody noticed"
     assert app.node("n1").state in (State.DOWN, State.PROBATION)
     assert monotonic() - began < 10, "by what the node has shown it needs, not by upstream.first_byte_s"
-    assert 2 <= len(chats(one)) <= 3
-    assert len(chats(two)) == 6
+    assert (len(chats(one)), len(chats(two))) == (3, 6)
     one.script = Script()
     await eventually(lambda: app.node("n1").usable(app.inside.clock()), within=10)
     app.node("n2").refused_until = 1e12
@@ -49,11 +47,9 @@ async def test_b44_a_busy_node_that_misses_its_looks_stays_in_and_its_streams_ar
     states = set()
     app.node("n1").moved = lambda node, _: states.add(node.state)
     one.probe_delay = 1.0
-    replies = await asyncio.gather(*(ask(app.port, stream(max_tokens=120)) for _ in range(12)))
+    replies = await asyncio.gather(*(ask(app.port, stream(max_tokens=120)) for _ in range(8)))
     assert {(reply.status, len(reply.text.split())) for reply in replies} == {(200, 120)}
     assert states == {State.BUSY}, "busy, once, and never out"
-    one.probe_delay = 0.0
-    await eventually(lambda: app.node("n1").state is State.READY, within=8)
 
 
 async def test_b48_a_short_prompt_is_given_up_in_seconds_and_a_long_one_is_not(rig):
@@ -79,21 +75,21 @@ async def test_b48_a_short_prompt_is_given_up_in_seconds_and_a_long_one_is_not(r
 
 async def test_a_frozen_node_that_thaws_is_not_met_by_a_herd(rig):
     one, two = await rig.node(script=Script(ttft=0.3)), await rig.node(slots=64, script=Script(ttft=0.3))
-    app = await rig.router(upstream={"first_byte_s": 1, "retries": 2}, care={"first_byte_least_s": 0.5})
+    app = await rig.router(upstream={"first_byte_s": 2, "retries": 2}, care={"first_byte_least_s": 0.5})
     node = app.node("n1")
     one.frozen = True
     await asyncio.gather(*(ask(app.port, stream()) for _ in range(4)))
     await eventually(lambda: node.state is State.DOWN, within=5)
     before = len(chats(one))
-    stop = False
+    stop = asyncio.Event()
 
     async def load():
-        while not stop:
+        while not stop.is_set():
             reply = await ask(app.port, stream())
             assert (reply.status, reply.clean) == (200, True)
 
     async with asyncio.TaskGroup() as group:
-        for _ in range(20):
+        for _ in range(6):
             group.create_task(load())
         one.frozen = False
         most_in_probation = 0
@@ -106,7 +102,7 @@ async def test_a_frozen_node_that_thaws_is_not_met_by_a_herd(rig):
 
         await eventually(watch, within=10)
         at_return = node._fresh()
-        stop = True
+        stop.set()
     assert most_in_probation <= 1
     assert at_return <= 2
     assert len(chats(one)) > before
@@ -119,8 +115,9 @@ async def test_a_flapping_node_is_tried_less_and_less_and_nobody_notices(rig):
     node, waits = app.node("n1"), []
     for _ in range(3):
         one.script = Script(cut=0)
-        while node.state is not State.DOWN:
-            assert (await ask(app.port, chat())).status == 200
+        replies = await asyncio.gather(*(ask(app.port, chat()) for _ in range(6)))
+        assert {reply.status for reply in replies} == {200}
+        assert node.state is State.DOWN
         waits.append(node.retry_at - node.failed_at)
         one.script = Script()
         node.retry_at = 0.0
@@ -128,7 +125,8 @@ async def test_a_flapping_node_is_tried_less_and_less_and_nobody_notices(rig):
         assert (await ask(app.port, chat())).header("x-ebbtide-node") == "n1"
         app.node("n2").refused_until = 0.0
         assert node.state is State.READY
-    assert [round(wait / waits[0]) for wait in waits] in ([1, 2, 4], [1, 2, 3], [1, 2, 5], [1, 1, 3], [1, 3, 6])
+    assert 1.3 < waits[1] / waits[0] < 3
+    assert 1.3 < waits[2] / waits[1] < 3
 
 
 async def test_b46_calls_between_two_looks_are_spread_by_what_was_sent_since(rig):
