@@ -18,6 +18,7 @@ from router.dispatch.dispatcher import Dispatcher
 from router.fleet.canary import Canary, Taster
 from router.fleet.fleet import Fleet
 from router.fleet.keeper import Keeper
+from router.fleet.readmission import Readmission
 from router.fleet.recycle import Recycling
 from router.metrics import Family, Level, Metrics
 from router.settings import Settings
@@ -53,6 +54,7 @@ class Caring:
         self.recycling = Recycling(needed.fleet, taster, admission.empty, admission.changed, clock=needed.clock)
         self.recycling.relayed = self._relayed
         self.keeper = Keeper(needed.fleet, self.recycling, clock=needed.clock)
+        self._readmission = Readmission(needed.fleet.nodes, taster, admission.changed, needed.clock)
         canary = settings.care.canary
         [self._first_tokens] = canary_families()
         self.canary = Canary(
@@ -93,6 +95,7 @@ class Caring:
         async with asyncio.TaskGroup() as group:
             group.create_task(self.recycling.run(), name="recycling")
             group.create_task(self.keeper.run(), name="keeper")
+            group.create_task(self._readmission.run(), name="readmission")
             group.create_task(self.canary.run(), name="canary")
 
     def families(self) -> list[Family]:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Iterator
 
 from router.core.care import Care, Record, hindrance, reluctance, taken_out
-from router.core.node import Node, Sign, State
+from router.core.node import Node, State
 from router.errors import Conflict, NotFound, ProbeFailed, RecycleFailed
 from router.fleet.canary import Taster
 from router.fleet.fleet import Fleet
@@ -29,8 +29,6 @@ LOOK_S = 0.25
 TASTE_S = 30.0
 """Longest wait for one token of a node that comes back."""
 TASTE_EVERY_S = 1.0
-CONFIRM_S = 30.0
-"""A node that is back and gets no call within this long is asked for one token once more, which ends its probation."""
 DONE = "done"
 """How a recycle ends that worked; any other word is what failed."""
 
@@ -166,7 +164,6 @@ class Recycling:
             if node not in self._under_way or not self._there(node):
                 return  # resumed, or gone, meanwhile
             await self._restart(node, cause)
-            await self._confirm(node)
         except RecycleFailed as error:
             self._ended(node, str(error))
         except Exception:
@@ -214,21 +211,6 @@ class Recycling:
                 await self._sleep(min(TASTE_EVERY_S, left))
             else:
                 return
-
-    async def _confirm(self, node: Node) -> None:
-        """End its probation, should nobody call it: it would count as missing."""
-        until = self._clock() + CONFIRM_S
-        while node.state is State.PROBATION and self._there(node):
-            if self._clock() < until:
-                await self._sleep(LOOK_S)
-                continue
-            try:
-                await self._taster.taste(node, TASTE_S)
-            except ProbeFailed as error:
-                node.observe(Sign.FAULT, self._clock(), str(error))
-            else:
-                node.observe(Sign.GOOD, self._clock(), "answered one token")
-            self._changed()
 
     def _there(self, node: Node) -> bool:
         return self._fleet.by_name.get(node.name) is node

@@ -22,29 +22,29 @@ pytestmark = pytest.mark.timeout(110)
 
 async def test_a_frozen_llama_leaves_within_its_bound_and_comes_back_without_a_herd(rig, weights, tmp_path):
     llama = Llama("frozen", free_port(), slots=4, context=512)
-    other = await rig.node("other", models=[LLAMA_MODEL], script=Script(ttft=0.2, n=5))
+    other = await rig.node("spare", models=[LLAMA_MODEL], script=Script(ttft=0.2, n=5))
     with Child("frozen", tmp_path / "frozen.log") as child:
         child.start("router.tools.llama", llama.arguments(weights))
         await asyncio.to_thread(child.wait_ready, f"{llama.url}/health", START_S)
         app = await rig.router(
             llama.entry(kv_tokens=2048),
-            {"name": "other", "url": other.url, "engine": "vllm"},
+            {"name": "spare", "url": other.url, "engine": "vllm"},
             probe={"every_s": 1, "timeout_s": 2},
             upstream={"first_byte_s": 60, "idle_s": 60, "retries": 1},
             care={"first_byte_least_s": LEAST_S},
         )
         node = app.node("frozen")
-        app.node("other").refused_until = 1e12
+        app.node("spare").refused_until = 1e12
         for number in range(9):
             assert (await ask(app.port, stream(f"Say {number}.", **MODEL))).header("x-ebbtide-node") == "frozen"
-        app.node("other").refused_until = 0
+        app.node("spare").refused_until = 0
         assert node.pace.slowest_s(20) is not None, "it has shown how long it reads"
         assert child.pid is not None
         os.killpg(child.pid, signal.SIGSTOP)
         try:
             began = monotonic()
             replies = await asyncio.gather(*(ask(app.port, stream(f"Go {n}.", **MODEL)) for n in range(6)))
-            assert {(reply.status, reply.header("x-ebbtide-node")) for reply in replies} == {(200, "other")}
+            assert {(reply.status, reply.header("x-ebbtide-node")) for reply in replies} == {(200, "spare")}
             await eventually(lambda: node.state is State.DOWN, within=6)
             assert monotonic() - began < 5 * node.pace.slowest_s(256) * 8 + LEAST_S + 6
             assert (await ask(app.port, stream("On.", **MODEL))).status == 200
