@@ -115,12 +115,12 @@ class Canary:
         except ProbeFailed as error:
             log.info("canary of node %s: %s", node.name, error)
             return
-        if idle(node):
+        if idle(node, ours=1):
             self.sampled(node.name, seconds)
 
 
-def idle(node: Node) -> bool:
-    """Whether the node answers and has nothing to do."""
+def idle(node: Node, *, ours: int = 0) -> bool:
+    """Whether the node answers and has nothing to do, but for so many canaries that a look may have met."""
     load, budget = node.load, node.budget
     answers = node.state in (State.READY, State.DEGRADED)
-    return answers and not budget.running() and not load.running and not load.waiting
+    return answers and budget.running() <= ours and (load.running or 0) <= ours and not load.waiting
