@@ -22,10 +22,11 @@ from router.api.house import House
 from router.api.owners import Owners
 from router.api.protocol import FrontProtocol
 from router.batching import Batching, Corridor
+from router.caring import Caring, Needed
 from router.core.budget import Permit
 from router.core.call import Workload
 from router.core.estimate import Estimates
-from router.core.node import Node, State
+from router.core.node import UP, Node
 from router.dispatch.admission import Admission
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.gauges import Gauges
@@ -112,13 +113,25 @@ class App:
             clock=self.clock,
             changed=self.admission.changed,
         )
+        self.caring = Caring(
+            settings,
+            Needed(
+                fleet=self.fleet,
+                dispatcher=self.dispatcher,
+                client=self.client,
+                targets=targets,
+                keyring=self.keyring,
+                metrics=self.metrics,
+                clock=self.clock,
+            ),
+        )
         self.roster = Roster(
             settings=settings,
             fleet=self.fleet,
             ways=ways,
             targets=targets,
             metrics=self.metrics,
-            forget=self.owners.forget,
+            forget=self._forget,
         )
         self.roster.start()
         self.gpustack = assembly.gpustack(settings, self.client)
@@ -145,7 +158,7 @@ class App:
             self.batching = await Batching.open(self.settings, corridor)
             routes = self.batching.routes()
         self.house = self._house()
-        self.front = Front(self.house, routes)
+        self.front = Front(self.house, [*routes, *self.caring.routes()])
 
     @property
     def pools(self) -> Mapping[str, Pool]:
@@ -159,9 +172,7 @@ class App:
         """Whether a call could be served now."""
         if self.draining:
             return False
-        return self.dispatcher.relay is not None or any(
-            node.state in (State.READY, State.PROBATION) for node in self.nodes
-        )
+        return self.dispatcher.relay is not None or any(node.state in UP for node in self.nodes)
 
     async def look_first(self) -> None:
         """Hear once from every source of nodes and look once at every node, within a bound."""
@@ -188,6 +199,8 @@ class App:
         for workload, limits in assembly.limits(settings).items():
             self.admission._queues[workload].limits = limits
         self.fleet.every_s, self.probe.timeout_s = settings.probe.every_s, settings.probe.timeout_s
+        self.admission.policy = assembly.policy(settings)
+        self.caring.take(settings)
         if self.batching is not None:
             self.batching.take(settings)
         if any(change.key.startswith("discovery.") for change in live):
@@ -233,6 +246,10 @@ class App:
         self.metrics.waiting(workload, calls, size)
         if workload is Workload.BATCH and self.batching is not None:
             self.batching.runner.feed_soon()
+
+    def _forget(self, name: str) -> None:
+        self.owners.forget(name)
+        self.caring.forget(name)
 
     def _taken_back(self, node: Node, permit: Permit, wasted: float) -> None:
         mode = self.admission.policy.mode
@@ -294,6 +311,7 @@ async def running(settings: Settings, resolve: Resolve = resolved) -> AsyncItera
                 group.create_task(app.watch.run(), name="diagnose"),
                 group.create_task(_measure_lag(app.metrics.loop_lag), name="lag"),
                 group.create_task(app.aborts.run(), name="aborts"),
+                group.create_task(app.caring.run(), name="caring"),
             ]
             if app.batching is not None:
                 watching.append(group.create_task(app.batching.run(), name="jobs"))

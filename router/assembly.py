@@ -15,7 +15,8 @@ from router.api.auth import Caller
 from router.api.terms import Terms
 from router.core.budget import kept_back
 from router.core.call import Workload
-from router.core.node import Node, Spec, State
+from router.core.care import Care
+from router.core.node import UP, Node, Spec
 from router.core.spend import Price, Spend
 from router.core.yielding import Policy
 from router.dispatch import request
@@ -28,6 +29,7 @@ from router.errors import SettingsError
 from router.fleet.discovery import Addresses, File, Instances, Listed, Resolve, Source
 from router.fleet.fleet import Fleet
 from router.fleet.gpustack import Gpustack, Instance, node_name
+from router.fleet.hooks import Command, Hook, Http
 from router.jobs.receivers import Receivers, secret_bytes
 from router.settings import DnsEntry, GpustackEntry, NodeEntry, Settings, load_nodes
 from router.upstream.client import Client
@@ -151,7 +153,10 @@ def policy(settings: Settings) -> Policy:
     pools = settings.pools
     stated = pools.interactive.ttft_p95_ms
     return Policy(
-        ttft_p95_s=None if stated == "auto" else stated / 1000, mode=pools.batch.mode, lend=pools.interactive.lend
+        ttft_p95_s=None if stated == "auto" else stated / 1000,
+        mode=pools.batch.mode,
+        lend=pools.interactive.lend,
+        degraded_chat=settings.care.degraded_chat == "some",
     )
 
 
@@ -163,6 +168,7 @@ def patience(settings: Settings) -> Patience:
         first_byte_per_prompt_token_s=upstream.first_byte_per_prompt_token_s,
         retries=upstream.retries,
         retry_ratio=upstream.retry_ratio,
+        first_byte_least_s=settings.care.first_byte_least_s,
     )
 
 
@@ -211,7 +217,40 @@ def spans(settings: Settings, clock: Callable[[], float]) -> Spans | None:
 
 def callers(settings: Settings) -> list[tuple[bytes, Caller]]:
     """Who may call, by the digest of the key."""
-    return [(key.digest, Caller(name=key.name, workload=key.workload, fallback=key.fallback)) for key in settings.keys]
+    return [
+        (key.digest, Caller(name=key.name, workload=key.workload, fallback=key.fallback, admin=key.admin))
+        for key in settings.keys
+    ]
+
+
+def care(settings: Settings) -> Care:
+    """What the router may do about nodes by itself."""
+    said, recycle = settings.care, settings.care.recycle
+    return Care(
+        enabled=recycle.enabled,
+        max_unavailable=said.max_unavailable,
+        drain_s=said.drain_s,
+        settle_s=recycle.settle_s,
+        ready_s=recycle.ready_s,
+        before_limit_s=recycle.before_limit_s,
+        rss_limit_bytes=recycle.rss_limit_bytes,
+        cooldown_s=recycle.cooldown_s,
+        failures=recycle.failures,
+    )
+
+
+def hook(settings: Settings, client: Client) -> Hook | None:
+    """How nodes are restarted, if anybody said how."""
+    recycle = settings.care.recycle
+    if recycle.command:
+        return Command(recycle.command)
+    if recycle.http is None:
+        return None
+    said, headers = recycle.http, {}
+    if said.secret is not None:
+        secret = said.secret.get_secret_value()
+        headers[said.header] = f"Bearer {secret}" if said.header.lower() == "authorization" else secret
+    return Http(client, said.method, said.url, headers, recycle.hook_s)
 
 
 def receivers(settings: Settings) -> Receivers:
@@ -262,7 +301,7 @@ def view(node: Node) -> View:
         room["reserve"] = max(0, kept_back(budget.tokens, budget.reserve))
         room["foreign"] = budget.foreign.tokens
     running = {str(workload): room.sequences for workload, room in held.items()}
-    return View(node.name, node.state in (State.READY, State.PROBATION), node.state, running, room)
+    return View(node.name, node.state in UP, node.state, running, room)
 
 
 @dataclass(kw_only=True)

@@ -170,6 +170,13 @@ def agent(arguments: Arguments) -> int:
     return run(arguments)
 
 
+def node(arguments: Arguments) -> int:
+    """Look at a router's nodes, or take one out and in again."""
+    from router.tools.node import run
+
+    return run(arguments)
+
+
 def _pair(text: str) -> list[str]:
     name, equals, value = text.partition("=")
     if not (name and equals):
@@ -340,6 +347,26 @@ COMMANDS = (
             Flag("--port", {"metavar": "PORT", "type": _port, "default": 9400, "help": "port to listen on (9400)"}),
         ),
         ("ebbtide agent --match 'vllm serve' --host 10.0.0.5", "ebbtide agent --pid 4711 --port 9401"),
+    ),
+    Command(
+        "node",
+        "show the nodes of a running router, or drain, resume or recycle one",
+        node,
+        (
+            Flag("action", {"choices": ("list", "drain", "resume", "recycle"), "help": "what to do"}),
+            Flag("name", {"metavar": "NAME", "nargs": "?", "help": "which node; list shows all without it"}),
+            Flag("--url", {"metavar": "URL", "help": "the router; else EBBTIDE_URL, else http://127.0.0.1:8080"}),
+            Flag("--key", {"metavar": "KEY", "help": "a key with admin: true; better in EBBTIDE_KEY"}),
+            Flag("--force", {"action": "store_true", "help": "recycle although callers may notice"}),
+            Flag("--wait", {"action": "store_true", "help": "stay until the node is drained, back, or down"}),
+            Flag("--json", {"action": "store_true", "help": "print JSON"}),
+        ),
+        (
+            "ebbtide node list",
+            "ebbtide node drain gpu-1 --wait",
+            "ebbtide node resume gpu-1",
+            "ebbtide node recycle gpu-1 --url https://llm.example.org --wait",
+        ),
     ),
     Command(
         "demo",

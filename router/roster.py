@@ -11,8 +11,10 @@ Rules:
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from router import assembly
 from router.core.node import Node
@@ -24,6 +26,8 @@ from router.settings import Settings
 from router.upstream.pool import Pool
 from router.upstream.target import Target
 
+JITTER = (0.8, 1.2)
+"""Waits of nodes that are down differ by so much, so that those that fell together are not tried together."""
 MEET_S = 5.0
 """Longest wait for nodes that come to tell what they are."""
 SEE_OFF_S = 0.1
@@ -135,6 +139,7 @@ class Roster:
         self.targets[spec.url] = one.target
         if node is None or (node.spec.url, node.spec.engine) != (spec.url, spec.engine):
             node = Node(spec, reserve=reserve)
+            node.jitter = partial(random.uniform, *JITTER)
             self.ways[node] = assembly.way(spec.name, one.target, spec.models, Pool(one.target, self._bounds))
             return node
         before, way = node.spec, self.ways[node]

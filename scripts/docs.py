@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from router.caring import canary_families  # noqa: E402
 from router.cli import COMMANDS  # noqa: E402
 from router.core.budget import Phase  # noqa: E402
 from router.core.call import Outcome, Reason, Workload  # noqa: E402
@@ -30,10 +31,13 @@ from router.core.job import BatchState  # noqa: E402
 from router.core.node import TRANSITIONS, Event, State  # noqa: E402
 from router.core.placement import RelayCause, WaitReason  # noqa: E402
 from router.core.spend import Cap, Spend  # noqa: E402
+from router.core.states import TERMS  # noqa: E402
 from router.dispatch.admission import Admission, Limits  # noqa: E402
 from router.dispatch.gauges import Gauges as CorridorGauges  # noqa: E402
 from router.dispatch.ledger import Ledger  # noqa: E402
 from router.dispatch.spending import Spending  # noqa: E402
+from router.fleet.keeper import Keeper  # noqa: E402
+from router.fleet.recycle import Recycling  # noqa: E402
 from router.fleet.watch import Watch  # noqa: E402
 from router.jobs.gauges import Gauges  # noqa: E402
 from router.jobs.store.measures import Act, Measures, Trouble  # noqa: E402
@@ -101,15 +105,21 @@ def shown() -> Metrics:
     ledger = Ledger(float, counted, Estimates())
     limits = dict.fromkeys(Workload, Limits(patience_s=0, queue_calls=0, queue_bytes=0))
     corridor = CorridorGauges((), Admission((), limits, float, print), ledger, float)
-    known = (corridor, Gauges(store, runner, bool), Spending(Spend({}, 0.0)), Watch(tuple, None))
-    for more in (one.families for one in known):
+    fleet = SimpleNamespace(nodes=(), by_name={})
+    recycling = Recycling(fleet, None, bool, bool)  # type: ignore[arg-type]
+    care = recycling, Keeper(fleet, recycling)  # type: ignore[arg-type]
+    rooms = (corridor, Gauges(store, runner, bool), Spending(Spend({}, 0.0)), Watch(tuple, None), *care)
+    for more in (*(room.families for room in rooms), canary_families):
         counted.also(more)
     return counted
 
 
 def nodes() -> Iterator[str]:
-    """The states of a node and what moves it, drawn and as a table of every pair."""
-    yield "```mermaid\nstateDiagram-v2\n    [*] --> starting"
+    """The states of a node, what they mean for calls, and what moves it, drawn and as a table of every pair."""
+    yield "| state | meaning | new chat | new batch | lasts |\n|---|---|---|---|---|"
+    for state, terms in TERMS.items():
+        yield f"| `{state}` | {terms.meaning} | {terms.interactive} | {terms.batch} | {terms.lasts} |"
+    yield "\n```mermaid\nstateDiagram-v2\n    [*] --> starting"
     for before, moves in TRANSITIONS.items():
         for after in dict.fromkeys(moves.values()):
             events = ", ".join(event.value for event, then in moves.items() if then is after)

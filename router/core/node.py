@@ -1,30 +1,51 @@
 """A node: what the operator said, what it told us, what we measured, and whether it may be used.
 
-State is a table. Three kinds of evidence move it: an answer (GOOD), a failure of the node (FAULT), and neither (a
-caller's own error, a client that left), which moves nothing. A refusal (429, 503) is saturation, not a fault: the node
-is left alone for a moment that doubles while it goes on refusing.
+The states are tables in `states`; what moves them is in `standing`.
 """
 
 from collections.abc import Mapping
-from enum import StrEnum
 
 import msgspec
 
-from router.core.budget import Budget, Permit, Room
+from router.core.budget import Budget, Permit, Phase, Room
 from router.core.call import Call, Workload
 from router.core.pace import GAP, OBJECTIVE, Pace, Past
 from router.core.packing import Bearing
+from router.core.standing import Standing
+from router.core.states import (
+    BACKOFF_S,
+    FAULTS_TO_DOWN,
+    PANIC_S,
+    QUIET_S,
+    REFUSAL_S,
+    STALLED_S,
+    TRANSITIONS,
+    UP,
+    Event,
+    Sign,
+    State,
+)
 
-FAULTS_TO_DOWN = 3
-"""Failures in a row that take a node out. One is chance, two may be one event seen twice."""
-BACKOFF_S = (1.0, 60.0)
-"""First and longest wait before a node that is down is tried again; it doubles with every failed try."""
-REFUSAL_S = (0.5, 8.0)
-"""First and longest wait after a refusal."""
-QUIET_S = 10.0
-"""A node that said anything on a call within this long is alive, whatever its probes do."""
-PANIC_S = 1.0
-"""With every node out, each is tried again this long after its last failure."""
+__all__ = [
+    "BACKOFF_S",
+    "FAULTS_TO_DOWN",
+    "PANIC_S",
+    "QUIET_S",
+    "REFUSAL_S",
+    "TRANSITIONS",
+    "UP",
+    "Event",
+    "Facts",
+    "Load",
+    "ModelFacts",
+    "Node",
+    "Sign",
+    "Spec",
+    "State",
+]
+
+EXPECTED = 5.0
+"""A first token is waited for this many times as long as the slowest ones of its length took."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,92 +80,29 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
-    """One measurement: sequences running and waiting, `used` the share of KV tokens held (0 to 1). None is unknown."""
+    """One measurement: sequences running and waiting, `used` the share of KV tokens held (0 to 1). None is unknown.
+
+    `done` counts tokens read and written since the engine began.
+    """
 
     running: int | None = None
     waiting: int | None = None
     used: float | None = None
+    done: float | None = None
 
 
-class State(StrEnum):
-    """Whether a node may be used."""
-
-    STARTING = "starting"
-    READY = "ready"
-    DOWN = "down"
-    PROBATION = "probation"
-
-
-class Sign(StrEnum):
-    """What one call says of the node. GONE is a FAULT before anything reached it: nobody listens there."""
-
-    GOOD = "good"
-    FAULT = "fault"
-    GONE = "gone"
-    REFUSED = "refused"
-    NEITHER = "neither"
-
-
-class Event(StrEnum):
-    """What moves the state."""
-
-    ANSWERED = "answered"
-    FAILED = "failed too often"
-    PROBED = "probe answered"
-    TRIED = "tried again"
-
-
-TRANSITIONS: dict[State, dict[Event, State]] = {
-    State.STARTING: {Event.ANSWERED: State.READY, Event.PROBED: State.READY, Event.FAILED: State.DOWN},
-    State.READY: {Event.FAILED: State.DOWN},
-    State.DOWN: {Event.ANSWERED: State.READY, Event.PROBED: State.PROBATION, Event.TRIED: State.PROBATION},
-    State.PROBATION: {Event.ANSWERED: State.READY, Event.FAILED: State.DOWN},
-}
-"""State and event to next state; a pair that is not here changes nothing."""
-
-
-class Node:
+class Node(Standing):
     """One server that can answer. Changed only by what is observed; `now` is seconds of any steady clock."""
 
-    __slots__ = (
-        "backoff_s",
-        "bearing",
-        "budget",
-        "cause",
-        "facts",
-        "failed_at",
-        "faults",
-        "heard_at",
-        "hung",
-        "load",
-        "misses",
-        "pace",
-        "refusal_s",
-        "refused_until",
-        "retry_at",
-        "since",
-        "spec",
-        "state",
-        "stranger",
-        "takes_priority",
-        "trial",
-        "trickle_s",
-    )
+    __slots__ = ("bearing", "facts", "load", "pace", "progress_at", "spec", "stranger", "takes_priority", "trickle_s")
 
     def __init__(self, spec: Spec, *, reserve: float = 0.0) -> None:
+        super().__init__(Budget(spec.tokens, spec.sequences, reserve))
         self.spec = spec
         self.facts = Facts()
         self.load = Load()
-        self.state = State.STARTING
-        self.cause = "not yet seen"
-        self.since = self.failed_at = self.heard_at = self.retry_at = self.refused_until = -1e9
-        self.faults = self.misses = 0
-        self.hung = False
+        self.progress_at: float | None = None
         self.stranger = Room(0, 0)
-        self.trial: Permit | None = None
-        self.backoff_s = BACKOFF_S[0]
-        self.refusal_s = REFUSAL_S[0]
-        self.budget = Budget(spec.tokens, spec.sequences, reserve)
         self.pace = Pace()
         self.bearing = Bearing()
         self.trickle_s = 0.0
@@ -240,73 +198,35 @@ class Node:
         self.budget.reserve = reserve
         self._size()
 
-    def usable(self, now: float, *, panic: bool = False) -> bool:
-        """Whether a call may be sent now. In panic (no node is usable) waits are cut short."""
-        quiet = now >= self.refused_until or (panic and now >= self.failed_at + PANIC_S)
-        if self.state is State.READY or self.state is State.STARTING:
-            return quiet
-        due = self.state is State.PROBATION or now >= self.retry_at or (panic and now >= self.failed_at + PANIC_S)
-        return quiet and due and not self.budget.holds(self.trial)
+    def silence_s(self) -> float | None:
+        """How long its first tokens may take at most with all that is read there now; None where that is not known.
 
-    def observe(self, sign: Sign, now: float, cause: str) -> None:
-        """Take in how one call went."""
-        match sign:
-            case Sign.GOOD:
-                self.faults = self.misses = 0
-                self.hung, self.heard_at = False, now
-                self.backoff_s, self.refusal_s = BACKOFF_S[0], REFUSAL_S[0]
-                self.refused_until = now
-                self._move(Event.ANSWERED, now, cause)
-            case Sign.REFUSED:
-                self.failed_at = now
-                self.refused_until = now + self.refusal_s
-                self.refusal_s = min(self.refusal_s * 2, REFUSAL_S[1])
-            case Sign.FAULT | Sign.GONE:
-                self.failed_at = now
-                self.faults += 1
-                self.hung = sign is Sign.FAULT
-                if self.faults >= FAULTS_TO_DOWN or self.state in (State.PROBATION, State.DOWN):
-                    self._fail(now, cause)
-            case Sign.NEITHER:
-                pass
+        Where others queue in the engine, or it does not tell how much it takes, nobody can know.
+        """
+        budget = self.budget
+        if not budget.told or self.load.waiting or budget.foreign.sequences:
+            return None
+        slowest = [self.pace.slowest_s(one.prompt_tokens) for one in budget if one.phase is Phase.PREFILL]
+        known = [seconds for seconds in slowest if seconds is not None]
+        return EXPECTED * self.stretch * sum(known) if known and len(known) == len(slowest) else None
 
     def seen(self, facts: Facts, load: Load, now: float, *, held: int = 0) -> None:
-        """Take in a probe that answered. `held` is how many sequences of ours ran when it set out.
-
-        A node whose calls failed although it was reached stays down for its back-off: its front may live while its
-        engine does not.
-        """
+        """Take in a look that answered. `held` is how many sequences of ours ran when it set out."""
+        before = self.load
         self.facts = facts
         self.load = load
-        self.misses = 0
         self._size()
         self._meet(load, held)
-        if not self.hung or now >= self.retry_at:
-            self._move(Event.PROBED, now, "probe answered")
+        if self._stuck(before, load, now):
+            self._stalled(now, f"no token for {STALLED_S:g} s while calls run")
+        else:
+            self._looked(now)
 
     def missed(self, now: float, cause: str, *, refused: bool) -> None:
-        """Take in a probe that failed. A node that answers calls is busy, not dead, unless it refuses connections."""
+        """Take in a look that failed. While a prompt is read that takes long, silence is no sign of death."""
         self.load, self.budget.foreign, self.stranger = Load(), Room(0, 0), Room(0, 0)
-        if not refused and now - self.heard_at <= QUIET_S:
-            return
-        self.misses += 1
-        if self.misses >= FAULTS_TO_DOWN:
-            self.failed_at = now
-            self._fail(now, cause)
-
-    def heard(self, now: float) -> None:
-        """Something came from it on a call."""
-        self.heard_at = now
-
-    def try_again(self, now: float, permit: Permit) -> None:
-        """A call is about to be sent to a node that is not ready. Until it is over no other is sent."""
-        self.trial = permit
-        self._move(Event.TRIED, now, self.cause)
-
-    def _fail(self, now: float, cause: str) -> None:
-        self.retry_at = now + self.backoff_s
-        self.backoff_s = min(self.backoff_s * 2, BACKOFF_S[1])
-        self._move(Event.FAILED, now, cause)
+        self.progress_at = None
+        self._overlooked(now, cause, max(QUIET_S, self.silence_s() or 0.0), refused=refused)
 
     def _size(self) -> None:
         said, told = self.spec, self.facts
@@ -328,7 +248,11 @@ class Node:
         before, self.stranger = self.stranger, Room(tokens, sequences)
         self.budget.foreign = Room(min(before.tokens, tokens), min(before.sequences, sequences))
 
-    def _move(self, event: Event, now: float, cause: str) -> None:
-        after = TRANSITIONS[self.state].get(event)
-        if after is not None and after is not self.state:
-            self.state, self.since, self.cause = after, now, cause
+    def _stuck(self, before: Load, load: Load, now: float) -> bool:
+        """Whether calls of ours alone run there and it has counted no token for too long."""
+        idle = not load.running or load.done is None or load.running > self.budget.held().sequences
+        if idle or load.done != before.done or self.progress_at is None:
+            self.progress_at = None if idle else now
+            return False
+        reading_s = self.silence_s() if self.budget.prefilling else 0.0
+        return reading_s is not None and now - self.progress_at > max(STALLED_S, reading_s)

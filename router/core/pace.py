@@ -3,7 +3,7 @@
 Nothing here is set by hand: every figure is None until calls have shown it. A *quiet* first token is one whose prompt
 nothing else was read beside.
 
-    seconds a prompt token    of quiet first tokens, by length class (a class is a power of two)
+    seconds a prompt token    of quiet first tokens, by length class (a class is a power of two): mean and slowest
     unloaded                  the median quiet first token of an interactive call
     residue                   what an interactive call that took batch back waited longer than that: the engine's step
     gap                       between two tokens of one interactive call, the lower quartile of calls
@@ -17,6 +17,8 @@ from collections import deque
 
 __all__ = ["Pace", "Past", "Recent"]
 
+OFTEN = 8
+"""Prompts of a length before the slowest of them is believed to be about the slowest there is."""
 ENOUGH = 3
 """Samples before a quantile is believed."""
 OBJECTIVE = 3.0
@@ -79,10 +81,11 @@ class Past:
 class Pace:
     """What one node has shown. Times in seconds."""
 
-    __slots__ = ("_by_length", "_gaps", "_kept", "_mean_arrival", "_residue", "_unloaded", "arrived_at")
+    __slots__ = ("_by_length", "_gaps", "_kept", "_mean_arrival", "_residue", "_slowest", "_unloaded", "arrived_at")
 
     def __init__(self) -> None:
         self._by_length: dict[int, float] = {}
+        self._slowest: dict[int, Recent] = {}
         self._unloaded = Recent(64)
         self._residue = Recent(32)
         self._gaps = Recent(64)
@@ -122,6 +125,18 @@ class Pace:
             rate = self._by_length[min(self._by_length, key=lambda known: abs(known - length))]
         return rate * prompt_tokens
 
+    def slowest_s(self, prompt_tokens: int) -> float | None:
+        """How long a prompt took at worst of late, by the nearest length that was seen often enough.
+
+        What a prefix cache keeps makes most prompts faster than one it has not met, so no mean is asked here.
+        """
+        length = prompt_tokens.bit_length()
+        often = [known for known, rates in self._slowest.items() if len(rates) >= OFTEN]
+        if not often:
+            return None
+        rate = self._slowest[min(often, key=lambda known: abs(known - length))].quantile(1.0)
+        return None if rate is None else rate * prompt_tokens
+
     def left_s(self, prompt_tokens: int, past: Past | None) -> float | None:
         """How long reading a prompt would take now, of which a part may be kept."""
         whole = self.prefill_s(prompt_tokens)
@@ -157,6 +172,7 @@ class Pace:
         if prompt_tokens > 0:
             length = prompt_tokens.bit_length()
             self._by_length[length] = _mixed(self._by_length.get(length), seconds / prompt_tokens, WEIGHT)
+            self._slowest.setdefault(length, Recent(128)).add(seconds / prompt_tokens)
         if chat:
             self._unloaded.add(seconds)
 

@@ -17,6 +17,7 @@ from router.core.budget import Permit
 from router.core.call import Call, Workload
 from router.core.node import PANIC_S, Node, State
 from router.core.pace import Past
+from router.core.states import Access
 from router.core.yielding import FOR_CHAT, Begin, Mode, Policy, WaitReason, begin, victims
 
 __all__ = [
@@ -36,6 +37,9 @@ __all__ = [
 UNTOLD_BATCH_SEQUENCES = 4
 """Batch calls at once on a node that tells neither KV tokens nor sequences: it stays fed and is not swamped."""
 
+UP_OR_STARTING = frozenset((State.STARTING, State.READY, State.BUSY, State.DEGRADED))
+LEAST_BAD = frozenset((Access.LAST, Access.CHOSEN))
+"""Nodes that get calls when no other has room."""
 ASK_AGAIN_S = 0.25
 """A wait that nothing else ends, because a trial call is under way, is looked at again after this long."""
 
@@ -46,6 +50,7 @@ class RelayCause(StrEnum):
     UNKNOWN_MODEL = "unknown_model"
     CONTEXT = "context"
     NODES_DOWN = "nodes_down"
+    DEGRADED = "degraded"
     NO_ROOM = "no_room"
     NODE_FAILED = "node_failed"
     OWNER = "owner"
@@ -184,7 +189,7 @@ def _holding(call: Call, serving: Sequence[Node]) -> Sequence[Node]:
 
 
 def _none_usable(nodes: Sequence[Node], situation: Situation, now: float) -> Decision:
-    refusing = [node for node in nodes if node.state in (State.READY, State.STARTING)]
+    refusing = [node for node in nodes if node.state in UP_OR_STARTING]
     if situation.relay and (not refusing or situation.waited >= situation.patience):
         return Relay(RelayCause.NO_ROOM if refusing else RelayCause.NODES_DOWN)
     if situation.waited >= situation.patience:
@@ -215,19 +220,35 @@ def packing_order(nodes: Sequence[Node]) -> list[Node]:
 
 
 def _chat(call: Call, ready: Sequence[Node], now: float, situation: Situation) -> Decision:
-    """An interactive call: where it has room, without batch if that can be had, by taking batch back if not."""
-    packed = situation.packed
-    for nodes in (ready,) if packed is None else _circles(packing_order(ready), packed):
-        fitting = [node for node in nodes if node.budget.fits(node.room_for(call), call.workload)]
-        if fitting:
-            return _run_chat(call, _best(fitting, situation.turn), now, situation.policy)
-    if situation.policy.mode is Mode.ENFORCE:
-        for node in ready if packed is None else packing_order(ready):
-            if node.budget.batch and (taken := victims(call, node, situation.policy, now)) is not None:
-                return TakeBack(node, taken)
+    """An interactive call: where it has room, without batch if that can be had, by taking batch back if not.
+
+    Nodes that are not well come last; degraded ones not at all while others are usable, or a relay, if so chosen.
+    """
+    if not situation.policy.degraded_chat:
+        better = [node for node in ready if node.access(Workload.INTERACTIVE) is not Access.CHOSEN]
+        if not better and situation.relay:
+            return Relay(RelayCause.DEGRADED)
+        ready = better or ready
+    well = [node for node in ready if node.access(Workload.INTERACTIVE) not in LEAST_BAD]
+    for nodes in (ready,) if len(well) == len(ready) else (well, [node for node in ready if node not in well]):
+        if (found := _chat_among(call, nodes, now, situation)) is not None:
+            return found
     if situation.waited >= situation.patience:
         return Relay(RelayCause.NO_ROOM) if situation.relay else Refuse(RefuseReason.NO_ROOM)
     return Wait(WaitReason.NO_ROOM)
+
+
+def _chat_among(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Run | TakeBack | None:
+    packed = situation.packed
+    for circle in (nodes,) if packed is None else _circles(packing_order(nodes), packed):
+        fitting = [node for node in circle if node.budget.fits(node.room_for(call), call.workload)]
+        if fitting:
+            return _run_chat(call, _best(fitting, situation.turn), now, situation.policy)
+    if situation.policy.mode is Mode.ENFORCE:
+        for node in nodes if packed is None else packing_order(nodes):
+            if node.budget.batch and (taken := victims(call, node, situation.policy, now)) is not None:
+                return TakeBack(node, taken)
+    return None
 
 
 def _circles(ordered: Sequence[Node], packed: int) -> list[Sequence[Node]]:
@@ -236,7 +257,7 @@ def _circles(ordered: Sequence[Node], packed: int) -> list[Sequence[Node]]:
     return [inner, ordered[packed : packed + 1], ordered]
 
 
-def _run_chat(call: Call, node: Node, now: float, policy: Policy) -> Decision:
+def _run_chat(call: Call, node: Node, now: float, policy: Policy) -> Run | TakeBack:
     if not node.budget.batch:
         return Run(node)
     taken = victims(call, node, policy, now)
@@ -279,7 +300,7 @@ def _beginning(call: Call, node: Node, now: float, situation: Situation, *, else
 
 
 def _preferred(ready: Sequence[Node], inner: Collection[str], situation: Situation) -> list[Node]:
-    """The node that keeps what was read; then nodes without chat, least used first; `inner`, full of chat, last."""
+    """The node that keeps what was read; then those without chat, least used; `inner`, full of it; the unwell last."""
     kept_at = situation.past.node if situation.past is not None else None
     count, turn = len(ready), situation.turn
     comparable = all(node.budget.told for node in ready)
@@ -287,7 +308,8 @@ def _preferred(ready: Sequence[Node], inner: Collection[str], situation: Situati
     def rank(indexed: tuple[int, Node]) -> tuple[object, ...]:
         index, node = indexed
         burden = _burden(node, comparable=comparable), node.budget.running(), (index - turn) % count
-        return node.name != kept_at, node.name in inner, node.budget.chats > 0, *burden
+        bad = node.access(Workload.BATCH) in LEAST_BAD
+        return bad, node.name != kept_at, node.name in inner, node.budget.chats > 0, *burden
 
     return [node for _, node in sorted(enumerate(ready), key=rank)]
 

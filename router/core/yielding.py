@@ -63,12 +63,14 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
     """What the operator says of yielding.
 
     `ttft_p95_s` is the objective for an interactive call's first token in seconds, None to derive it from what the node
-    does unloaded; `lend` lets batch use idle nodes of the interactive pool.
+    does unloaded; `lend` lets batch use idle nodes of the interactive pool; `degraded_chat` lets chat use degraded
+    nodes when no other has room.
     """
 
     ttft_p95_s: float | None = None
     mode: Mode = Mode.ENFORCE
     lend: bool = False
+    degraded_chat: bool = True
 
 
 class Begin(msgspec.Struct, frozen=True):

@@ -141,6 +141,13 @@ class Admission:
                 self.serve()
                 return
 
+    def empty(self, node: Node) -> None:
+        """Take batch back from a node that is to get no calls; what somebody reads along is left."""
+        now = self._clock()
+        for permit in [permit for permit in node.budget.batch if not permit.firm]:
+            self._took(node, permit, node.take_back(permit, now))
+        self.changed()
+
     def close(self) -> None:
         """Take no more calls; refuse those that wait."""
         self.closed = True

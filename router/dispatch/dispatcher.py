@@ -47,12 +47,29 @@ from router.errors import (
 
 
 class Patience(msgspec.Struct, frozen=True, kw_only=True):
-    """Bounds of one leg and of trying again: seconds, seconds a prompt token, most legs on nodes, share of retries."""
+    """Bounds of one leg and of trying again: seconds, seconds a prompt token, most legs on nodes, share of retries.
+
+    `first_byte_least_s` is the shortest bound a node that is known to be fast gets.
+    """
 
     first_byte_s: float = 120.0
     first_byte_per_prompt_token_s: float = 0.005
     retries: int = 1
     retry_ratio: float = 0.1
+    first_byte_least_s: float = 15.0
+
+    def first_byte(self, call: Call, node: Node | None) -> float:
+        """How long the first byte of an answer may take: what the node has shown it needs, within the bounds.
+
+        What is not streamed begins when it ends, so its prompt says nothing of when that is.
+        """
+        most = self.first_byte_s + self.first_byte_per_prompt_token_s * call.prompt_tokens
+        expected = node.silence_s() if node is not None and call.stream else None
+        return most if expected is None else min(most, max(expected, self.first_byte_least_s))
+
+
+_SIGNS = {ConnectFailed: Sign.GONE, FirstByteTimeout: Sign.SILENT}
+"""What a failure says of the node; any other is a fault."""
 
 
 class RetryBudget:
@@ -140,7 +157,7 @@ class Dispatcher:
 
     def _leg(self, trip: Trip, grant: Grant | RelayGrant) -> Leg:
         patience = self.patience
-        first_byte_s = patience.first_byte_s + patience.first_byte_per_prompt_token_s * trip.call.prompt_tokens
+        first_byte_s = patience.first_byte(trip.call, grant.node if isinstance(grant, Grant) else None)
         if isinstance(grant, Grant):
             return Leg(trip, self._ways[grant.node], grant, first_byte_s, self.admission.changed)
         self._ledger.relayed(trip, grant.cause)
@@ -163,7 +180,7 @@ class Dispatcher:
         if isinstance(error, NodeRefused):
             trip.sign(Sign.REFUSED, str(error))
         else:
-            trip.sign(Sign.GONE if isinstance(error, ConnectFailed) else Sign.FAULT, str(error))
+            trip.sign(_SIGNS.get(type(error), Sign.FAULT), str(error))
             trip.situation.tried = (*trip.situation.tried, trip.place)
             trip.faults += 1
             # A line of a batch has tries of its own, later and elsewhere: it takes no second leg from this one.

@@ -192,7 +192,7 @@ class Fleet:
 
     async def look(self, node: Node) -> None:
         """Look at one node now and let it take in what was seen."""
-        if node.state is State.DOWN:
+        if node.state in (State.DOWN, State.RECYCLING):
             self._forget(node)
         looks = self._looks.get(node, 0)
         engine = self._engines.get(node)

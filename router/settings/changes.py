@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from router.settings.sections import Settings
 
 LIVE = (
-    "nodes", "discovery", "keys", "relay", "classify", "pools", "upstream", "probe", "log", "server.drain_s",
+    "nodes", "discovery", "keys", "relay", "care", "classify", "pools", "upstream", "probe", "log", "server.drain_s",
     "server.head_s", "server.heartbeat_s", "server.request_body_bytes", "server.write_stall_s",
 )  # fmt: skip
 """Keys that take effect at a reload, with all that is below them. Everything else needs a restart."""

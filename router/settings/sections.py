@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource
 
 from router.core.call import Workload
 from router.core.yielding import Mode
+from router.settings.care import Care
 from router.settings.discovery import Discovery
 from router.settings.otel import Otel
 from router.settings.relay import BatchRelay, RelayEntry
@@ -220,6 +221,8 @@ class KeyEntry(Section):
     """Workload of every call made with it; empty lets each call be told by what it looks like."""
     fallback: bool = True
     """Whether its calls may go to the relay."""
+    admin: bool = False
+    """Whether its holder may drain, resume and recycle nodes."""
     quota: QuotaEntry | None = None
     """What it may hold in files and batches; empty is without limit."""
     webhook_url: HookUrl | None = None
@@ -282,6 +285,8 @@ class Settings(Section, BaseSettings):
     """Where nodes come from beside `nodes`."""
     relay: RelayEntry | None = None
     """The service outside the house that calls may fall back to."""
+    care: Care = Care()
+    """What is done about nodes that become slower, leak, or are to be restarted."""
     webhooks: Webhooks = Webhooks()
     """Telling callers' servers that a batch has ended."""
     keys: tuple[KeyEntry, ...] = Field((), max_length=10_000)
@@ -328,6 +333,13 @@ class Settings(Section, BaseSettings):
         if relay is None and info.data.get("nodes") == () and found is not None and not found.sources:
             raise Clash((("nodes",), "at least one node, or a relay, is needed"))
         return relay
+
+    @field_validator("care")
+    @classmethod
+    def _control_needs_a_relay(cls, care: Care, info: ValidationInfo) -> Care:
+        if care.canary.enabled and "relay" in info.data and info.data["relay"] is None:
+            raise Clash((("care", "canary", "enabled"), "canaries compare nodes with a relay; set relay"))
+        return care
 
     @field_validator("batches")
     @classmethod

@@ -146,6 +146,8 @@ Share = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1, allow_inf_n
 Dollars = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1_000_000, allow_inf_nan=False)]
 Count = Annotated[int, BeforeValidator(_number), Field(ge=1, le=10**9)]
 Size = Annotated[int, BeforeValidator(_number), Field(ge=1024, le=64 * GIB)]
+Memory = Annotated[int, BeforeValidator(_number), Field(ge=2**20, le=2**50)]
+Word = Annotated[str, Field(min_length=1, max_length=4096)]
 Name = Annotated[str, Field(pattern=NAME), AfterValidator(_name)]
 Url = Annotated[str, AfterValidator(_url)]
 Secret = Annotated[SecretStr, AfterValidator(_secret)]

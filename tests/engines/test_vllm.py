@@ -32,7 +32,7 @@ def test_reads_what_a_real_server_says() -> None:
     assert facts.streams_usage
     assert facts.models["tiny"].context == 32768
     assert facts.models["tiny"].card["owned_by"] == "vllm"
-    assert VLLM.load(recorded(), facts) == Load(running=0, waiting=0, used=0.0)
+    assert VLLM.load(recorded(), facts) == Load(running=0, waiting=0, used=0.0, done=20.0)
 
 
 @pytest.mark.parametrize(

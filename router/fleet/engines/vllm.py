@@ -7,6 +7,8 @@ differs from it (a hybrid model, for which that product is wrong); unknown. Labe
 `vllm:num_requests_running` of several models in one server (base and adapters) are distinct series and added.
 """
 
+from collections.abc import Mapping
+
 from router.core.node import Facts, Load
 from router.core.signals import Counters
 from router.fleet.engines.dialect import (
@@ -45,6 +47,7 @@ HITS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_pref
 MEMORY = ("process_resident_memory_bytes",)
 """Of the API server's process alone, and not there at all with several of them."""
 STARTED = ("process_start_time_seconds",)
+DONE = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
 
 
 def _detect(answers: Answers) -> bool:
@@ -75,11 +78,12 @@ def _rank_tokens(sample: Sample) -> int | None:
 
 
 def _load(answers: Answers, facts: Facts) -> Load:
-    found = answers.samples((*RUNNING, *WAITING, *USED))
+    found = answers.samples((*RUNNING, *WAITING, *USED, *DONE))
     return Load(
         running=total(count(sample.value) for sample in first_named(found, RUNNING)),
         waiting=total(count(sample.value) for sample in first_named(found, WAITING)),
         used=mean(share(sample.value) for sample in first_named(found, USED)),
+        done=_done(found),
     )
 
 
@@ -92,6 +96,13 @@ def _counters(answers: Answers) -> Counters:
         part_bytes=summed(found, MEMORY),
         started_at=summed(found, STARTED),
     )
+
+
+def _done(found: Mapping[str, list[Sample]]) -> float | None:
+    """Prompt and output tokens so far; both count on while a call runs."""
+    counts = [total(count(sample.value) for sample in first_named(found, (name,))) for name in DONE]
+    known = [number for number in counts if number is not None]
+    return float(sum(known)) if len(known) == len(DONE) else None
 
 
 VLLM = Dialect(
