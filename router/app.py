@@ -21,6 +21,9 @@ import uvloop
 from starlette.routing import BaseRoute
 
 from router import assembly, logs
+from router.api import cards
+from router.api.board import Sources
+from router.api.dashboard import Dashboard
 from router.api.front import Front
 from router.api.house import House
 from router.api.protocol import FrontProtocol
@@ -28,9 +31,11 @@ from router.batching import Batching, Corridor
 from router.core.budget import Permit
 from router.core.call import Workload
 from router.core.estimate import Estimates
+from router.core.events import Events, Topic
 from router.core.node import Node, State
 from router.dispatch.admission import Admission
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.history import History
 from router.dispatch.ledger import Ledger
 from router.dispatch.spending import Spending
 from router.dispatch.trip import RELAY
@@ -71,7 +76,10 @@ class App:
         self.tokens = Tokens.load()
         self.metrics.tokenizer(exact=self.tokens.exact)
         self.estimates = Estimates()
+        self.history, self.events = History(time.time), Events(time.time)
         self.nodes = [assembly.node(entry, settings.pools.batch.reserve) for entry in settings.nodes]
+        for node in self.nodes:
+            node.moved = self._moved
         targets = {entry.name: assembly.target(entry.url, entry.api_key) for entry in settings.nodes}
         self.admission = Admission(
             self.nodes,
@@ -89,7 +97,7 @@ class App:
             self.ways,
             self.relay,
             assembly.patience(settings),
-            Ledger(self.clock, self.metrics, self.estimates, self.spending),
+            Ledger(self.clock, self.metrics, self.estimates, self.spending, self.history),
         )
         self.client = Client(connections=64 + 8 * len(self.nodes))
         self.fleet = Fleet(
@@ -112,10 +120,12 @@ class App:
                 estimates=self.estimates,
                 spending=self.spending,
                 metrics=self.metrics,
+                history=self.history,
             )
             self.batching = await Batching.open(self.settings, corridor)
             routes = self.batching.routes()
-        self.front = Front(self._house(), routes)
+        self.dashboard = self._dashboard()
+        self.front = Front(self._house(), [*routes, *self.dashboard.routes()])
 
     @property
     def pools(self) -> Mapping[str, Pool]:
@@ -146,6 +156,7 @@ class App:
 
     async def cut_short(self) -> None:
         """End every running answer now. Streams say so to their callers, with their protocol's end mark."""
+        self.dashboard.close()
         for pool in self.pools.values():
             await pool.close()
 
@@ -157,7 +168,31 @@ class App:
     def _taken_back(self, node: Node, permit: Permit, wasted: float) -> None:
         mode = self.admission.policy.mode
         self.metrics.taken_back(node.name, permit.phase, mode, wasted)
+        call, batching = permit.call, self.batching
+        line = batching.lookout.taken_back(call) if batching is not None and call is not None else None
+        said = cards.take_back(node, permit, line, mode)
+        model, caller = ("", "") if call is None else (call.model, call.caller)
+        self.events.add(Topic.TAKE_BACK, said, node=node.name, model=model, caller=caller)
         log.debug("taken back", node=node.name, phase=permit.phase, mode=mode, wasted_tokens=round(wasted))
+
+    def _moved(self, node: Node, before: State) -> None:
+        self.events.add(Topic.NODE, f"{before} → {node.state}: {node.cause}", node=node.name)
+
+    def _dashboard(self) -> Dashboard:
+        sources = Sources(
+            fleet=self.fleet,
+            admission=self.admission,
+            history=self.history,
+            events=self.events,
+            clock=self.clock,
+            wall=time.time,
+            draining=lambda: self.draining,
+            spend=self.spending.spend,
+            relay_models=tuple(self.settings.relay.models) if self.settings.relay is not None else (),
+            callers=tuple(key.name for key in self.settings.keys),
+            lookout=None if self.batching is None else self.batching.lookout,
+        )
+        return Dashboard(sources, assembly.keyring(self.settings))
 
     def _house(self) -> House:
         settings = self.settings
@@ -207,6 +242,7 @@ async def running(settings: Settings) -> AsyncIterator[App]:
             watching = [
                 group.create_task(app.fleet.watch(), name="watch"),
                 group.create_task(_measure_lag(app.metrics.loop_lag), name="lag"),
+                group.create_task(app.dashboard.run(), name="dashboard"),
             ]
             if app.batching is not None:
                 watching.append(group.create_task(app.batching.run(), name="jobs"))

@@ -101,7 +101,8 @@ def spend(settings: Settings) -> Spend | None:
 def keyring(settings: Settings) -> Keyring:
     """Who may call."""
     return Keyring(
-        (key.digest, Caller(name=key.name, workload=key.workload, fallback=key.fallback)) for key in settings.keys
+        (key.digest, Caller(name=key.name, workload=key.workload, fallback=key.fallback, admin=key.admin))
+        for key in settings.keys
     )
 
 

@@ -22,6 +22,7 @@ from router.api.uploads import Uploads
 from router.core.estimate import Estimates
 from router.core.lateness import LateTerms
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.history import History
 from router.dispatch.spending import Spending
 from router.errors import SettingsError, StoreError
 from router.fleet.fleet import Fleet
@@ -30,6 +31,7 @@ from router.jobs.calls import Calls
 from router.jobs.checks import Rules
 from router.jobs.gauges import Gauges
 from router.jobs.intake import Allowance, Intake
+from router.jobs.lookout import Lookout
 from router.jobs.outlet import Outlet
 from router.jobs.reasons import Reasons
 from router.jobs.runner import Runner, Terms
@@ -54,6 +56,7 @@ class Corridor:
     estimates: Estimates
     spending: Spending
     metrics: Metrics
+    history: History
 
 
 class Batching:
@@ -78,6 +81,7 @@ class Batching:
             ),
             terms=Terms(lease_s=batches.lease_s, retries=batches.retries),
         )
+        self.lookout = Lookout(store, self.runner, corridor.history)
         self._outlet = _outlet(settings, corridor, self.runner)
         spend = corridor.spending.spend
         self._accounts = None if spend is None else Accounts(store=store, spend=spend)
@@ -143,6 +147,7 @@ class Batching:
             loops.create_task(always(self._upkeep.run), name="jobs upkeep")
             loops.create_task(always(self._intake.run), name="jobs intake")
             loops.create_task(always(self._gauges.run), name="jobs gauges")
+            loops.create_task(always(self.lookout.run), name="jobs lookout")
             if self._outlet is not None:
                 loops.create_task(always(self._outlet.run), name="jobs outlet")
             if self._accounts is not None:

@@ -4,7 +4,7 @@
     +-- SettingsError                 the operator's file or environment is wrong; refuse to start
     +-- Answer                        what a caller is told: status, type, param, code
     |   +-- BadRequest 400            +-- ContextTooLong 400
-    |   +-- Unauthorized 401
+    |   +-- Unauthorized 401          +-- Forbidden 403
     |   +-- NotFound 404              +-- ModelNotFound 404      +-- UnknownUrl 404
     |   +-- MethodNotAllowed 405      +-- RequestTimeout 408     +-- Conflict 409
     |   +-- TooLarge 413              +-- UnsupportedContentType 415
@@ -86,6 +86,13 @@ class Unauthorized(Answer):
 
     status = HTTPStatus.UNAUTHORIZED
     code = "invalid_api_key"
+
+
+class Forbidden(Answer):
+    """A key of ours, but not one that may do this."""
+
+    status = HTTPStatus.FORBIDDEN
+    code = "permission_denied"
 
 
 class NotFound(Answer):

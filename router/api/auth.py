@@ -14,11 +14,15 @@ from router.errors import Unauthorized
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
-    """Who holds a key. `workload` is that of all its calls, if set; `fallback` allows the relay."""
+    """Who holds a key. `workload` is that of all its calls, if set; `fallback` allows the relay.
+
+    An `admin` may act from the dashboard.
+    """
 
     name: str = ""
     workload: Workload | None = None
     fallback: bool = True
+    admin: bool = False
 
 
 ANYBODY = Caller()

@@ -5,7 +5,7 @@ caller's own error, a client that left), which moves nothing. A refusal (429, 50
 is left alone for a moment that doubles while it goes on refusing.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 import msgspec
@@ -104,7 +104,10 @@ TRANSITIONS: dict[State, dict[Event, State]] = {
 
 
 class Node:
-    """One server that can answer. Changed only by what is observed; `now` is seconds of any steady clock."""
+    """One server that can answer. Changed only by what is observed; `now` is seconds of any steady clock.
+
+    `moved` is told, with the state before, when the state changed.
+    """
 
     __slots__ = (
         "backoff_s",
@@ -118,6 +121,7 @@ class Node:
         "hung",
         "load",
         "misses",
+        "moved",
         "pace",
         "refusal_s",
         "refused_until",
@@ -134,6 +138,7 @@ class Node:
         self.spec = spec
         self.facts = Facts()
         self.load = Load()
+        self.moved: Callable[[Node, State], None] | None = None
         self.state = State.STARTING
         self.cause = "not yet seen"
         self.since = self.failed_at = self.heard_at = self.retry_at = self.refused_until = -1e9
@@ -187,7 +192,7 @@ class Node:
     def hold(self, call: Call, now: float, past: Past | None = None) -> Permit:
         """Take room for a call, for the `with` block of the permit."""
         permit = self.budget.hold(self.room_for(call), call.workload, prompt_tokens=call.prompt_tokens, now=now)
-        permit.past = past
+        permit.past, permit.call = past, call
         if call.workload is Workload.INTERACTIVE:
             self.pace.chat_came(now)
         return permit
@@ -319,4 +324,7 @@ class Node:
     def _move(self, event: Event, now: float, cause: str) -> None:
         after = TRANSITIONS[self.state].get(event)
         if after is not None and after is not self.state:
+            before = self.state
             self.state, self.since, self.cause = after, now, cause
+            if self.moved is not None:
+                self.moved(self, before)

@@ -6,6 +6,7 @@ from router import logs
 from router.core.call import Outcome, Usage
 from router.core.estimate import Estimates
 from router.core.placement import RelayCause
+from router.dispatch.history import History
 from router.dispatch.spending import Spending
 from router.dispatch.trip import RELAY, Trip
 from router.errors import NodeFailed
@@ -15,16 +16,22 @@ from router.metrics import Metrics
 class Ledger:
     """`clock` gives seconds of a steady clock; the rest is told of every leg and every trip that ended.
 
-    `spending` is asked what the relay may still cost.
+    `spending` is asked what the relay may still cost, `history` keeps the last hour.
     """
 
     def __init__(
-        self, clock: Callable[[], float], metrics: Metrics, estimates: Estimates, spending: Spending | None = None
+        self,
+        clock: Callable[[], float],
+        metrics: Metrics,
+        estimates: Estimates,
+        spending: Spending | None = None,
+        history: History | None = None,
     ) -> None:
         self.clock = clock
         self._metrics = metrics
         self._estimates = estimates
         self.spending = spending or Spending(None)
+        self._history = history
 
     def leg(self, trip: Trip, outcome: Outcome | type[NodeFailed]) -> None:
         """A leg of a trip ended: with an answer, or by a failure of the node."""
@@ -40,6 +47,8 @@ class Ledger:
         call = trip.call
         outcome = trip.outcome = trip.outcome or Outcome.COMPLETED
         self.spending.end(trip)
+        if self._history is not None:
+            self._history.ended(trip)
         usage = trip.counted()
         if usage is not None and trip.place != RELAY:
             one = Usage(usage.prompt, usage.completion // max(1, call.sequences))

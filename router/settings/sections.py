@@ -216,6 +216,8 @@ class KeyEntry(Section):
     """Workload of every call made with it; empty lets each call be told by what it looks like."""
     fallback: bool = True
     """Whether its calls may go to the relay."""
+    admin: bool = False
+    """Whether its holder sees all callers' batches on the dashboard, and may act there."""
     quota: QuotaEntry | None = None
     """What it may hold in files and batches; empty is without limit."""
     webhook_url: HookUrl | None = None
