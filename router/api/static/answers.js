@@ -84,10 +84,11 @@ function renderQueue(told, batches) {
   const oldest = told.oldest_batch_at ?? told.oldest_call_at;
   const lines = [
     trouble ?? (oldest ? `oldest waits for ${long(now() - oldest)}` : ""),
-    told.ends_at ? `done by ${near(told.ends_at, now())}${late ? ": after a window closes" : ""}`
+    told.ends_at ? `done by ${near(told.ends_at, now())}${told.window_at ? `; first window closes ${near(told.window_at, now())}` : ""}`
       : told.lines ? "nothing moves: no estimate" : "",
     `${many(told.interactive, "chat")} and ${many(told.batch, "batch call")} wait for room`,
   ];
+  if (late) lines[1] += ", too early";
   const kind = trouble ? "bad" : late || (told.lines && !told.ends_at) ? "warn" : "good";
   queue.update(kind, word, lines, [
     ["lines", `${count(told.lines)} left in ${many(told.batches, "batch", "batches")}, ${count(told.lines_running)} running`],

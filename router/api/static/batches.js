@@ -48,7 +48,7 @@ function make(id) {
   const open = el("button", { type: "button", onclick: () => lines(id) }, "Lines", el("span", { class: "visually-hidden" }, ` of ${id}`));
   view.root = el("article", { class: "batch", "data-batch": id },
     el("header", {}, el("h3", {}, id), el("p", { class: "state" }, view.mark, " ", view.state), view.who),
-    view.bar, view.done, view.when, view.why, el("p", { class: "buttons" }, open, " ", view.stop));
+    view.bar, view.done, view.when, view.why, el("p", { class: "buttons" }, open, view.stop));
   view.update = (batch) => update(view, batch);
   return view;
 }
@@ -68,11 +68,11 @@ function update(view, batch) {
   if (batch.running) told.push(`${batch.running} running`);
   told.push(`${count(batch.failed)} failed`, `${count(batch.taken_back)} taken back`);
   if (batch.stopped) told.push(`${count(batch.stopped)} stopped`);
+  const end = batch.ends_at === null ? "no estimate yet" : `done by ${near(batch.ends_at, now())}`;
   put(view.done, told.join(" · "));
   attr(view.bar, "aria-label", told.join(", "));
   attr(view.done, "title", "taken back: since this router started");
   const left = batch.expires_at - now();
-  const end = batch.ends_at === null ? "no estimate yet" : `done by ${near(batch.ends_at, now())}`;
   put(view.when, going ? `window closes in ${long(left)} (${near(batch.expires_at, now())}) · ${batch.left ? end : "lines done"}`
     : `made ${near(batch.created_at, now())}`);
   attr(view.when, "title", utc(going ? batch.expires_at : batch.created_at));
