@@ -10,10 +10,10 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -22,7 +22,16 @@ FLAGS = (
     "--no-first-run", "--no-default-browser-check", "--disable-background-networking", "--disable-component-update",
     "--disable-extensions", "--disable-sync", "--mute-audio", "--hide-scrollbars", "--force-color-profile=srgb",
 )  # fmt: skip
+BLANK = "about:blank"
 ANSWER_S = 20.0
+ONTO_3_AND_4 = """
+import fcntl, os, sys
+high = [fcntl.fcntl(int(end), fcntl.F_DUPFD, 10) for end in sys.argv[1:3]]
+for end, place in zip(high, (3, 4)):
+    os.dup2(end, place)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
+"""The browser reads its commands from descriptor 3 and answers on 4."""
 LISTENED = ("Runtime", "Log", "Network", "Page", "Performance")
 
 
@@ -39,9 +48,9 @@ class Browser:
         self._home = tempfile.TemporaryDirectory(prefix="ebbtide-browser-")
         to_browser, self.sink = os.pipe()
         self.source, from_browser = os.pipe()
-        command = f'exec "$0" "$@" 3<&{to_browser} 4>&{from_browser}'
+        ends = [str(to_browser), str(from_browser)]
         self._process = subprocess.Popen(
-            ["/bin/sh", "-c", command, program, *FLAGS, f"--user-data-dir={self._home.name}", "about:blank"],
+            [sys.executable, "-c", ONTO_3_AND_4, *ends, program, *FLAGS, f"--user-data-dir={self._home.name}", BLANK],
             pass_fds=(to_browser, from_browser),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -68,7 +77,7 @@ class Browser:
         line = await Line.open(self.source, self.sink)
         try:
             context = (await line.ask("Target.createBrowserContext"))["browserContextId"]
-            target = await line.ask("Target.createTarget", url="about:blank", browserContextId=context)
+            target = await line.ask("Target.createTarget", url=BLANK, browserContextId=context)
             attached = await line.ask("Target.attachToTarget", targetId=target["targetId"], flatten=True)
             tab = Tab(line, attached["sessionId"])
             await tab.begin(width, height, media)
@@ -167,7 +176,7 @@ class Tab:
     async def until(self, script: str, within: float = 10.0) -> Any:
         """The first true value of an expression."""
         deadline = monotonic() + within
-        while not (value := await self.run(script)):
+        while not (value := await self.run(f"(() => {{ try {{ return {script}; }} catch {{ return null; }} }})()")):
             if monotonic() > deadline:
                 shown = await self.run("document.body.innerText.slice(0, 2000)")
                 raise AssertionError(f"not within {within} s: {script}\nsaid: {self.said}\nshown:\n{shown}")
@@ -193,9 +202,10 @@ class Tab:
         told = await self.ask("Performance.getMetrics")
         return {one["name"]: one["value"] for one in told["metrics"]}
 
-    async def picture(self, path: Path, *, whole: bool = False) -> None:
+    async def picture(self, *, whole: bool = False) -> bytes:
+        """The page as a PNG."""
         shot = await self.ask("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
-        path.write_bytes(base64.b64decode(shot["data"]))
+        return base64.b64decode(shot["data"])
 
     def _heard(self, method: str, told: dict[str, Any]) -> None:
         match method:

@@ -245,6 +245,8 @@ class Stage:
         start = int(time.time()) // SLOT_S * SLOT_S - (SLOTS - 1) * SLOT_S
         shown = self.lookout.overview.batches[:8]
         names = [node.name for node in self.nodes[:4]]
+        if not names:
+            return
         for step in range(SLOTS):
             self.now = start + step * SLOT_S + 5
             tide = 0.5 + 0.5 * math.sin(step / 38) + self.random.uniform(-0.1, 0.1)

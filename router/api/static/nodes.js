@@ -53,7 +53,7 @@ function make(name) {
   view.calls = new Keyed(view.rows, makeCall);
   view.trend = el("p", { class: "trend" }, view.spark.root, " ", view.ttft);
   view.grown = el("p", { class: "trend" }, view.rss.root, " ", view.memory);
-  view.more = el("details", {}, el("summary", {}, "calls and models"), view.models, table(view.rows), view.rest);
+  view.more = el("details", { ontoggle: () => view.node && updateCalls(view, view.node) }, el("summary", {}, "calls and models"), view.models, table(view.rows), view.rest);
   view.buttons = Object.fromEntries(["drain", "resume", "recycle"].map((act) => [act, view.acts.appendChild(
     el("button", { type: "button", onclick: () => operate(act, name) }, act[0].toUpperCase() + act.slice(1),
       el("span", { class: "visually-hidden" }, ` node ${name}`)))]));
@@ -86,6 +86,7 @@ function makeCall() {
 }
 
 function update(view, node) {
+  view.node = node;
   const kind = kindOf(node);
   const engine = ENGINES[node.engine] ?? node.engine;
   attr(view.root, "data-kind", kind);
