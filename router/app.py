@@ -77,9 +77,7 @@ class App:
         self.metrics.tokenizer(exact=self.tokens.exact)
         self.estimates = Estimates()
         self.history, self.events = History(time.time), Events(time.time)
-        self.nodes = [assembly.node(entry, settings.pools.batch.reserve) for entry in settings.nodes]
-        for node in self.nodes:
-            node.moved = self._moved
+        self.nodes = [assembly.node(entry, settings.pools.batch.reserve, self._moved) for entry in settings.nodes]
         targets = {entry.name: assembly.target(entry.url, entry.api_key) for entry in settings.nodes}
         self.admission = Admission(
             self.nodes,

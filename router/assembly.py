@@ -3,7 +3,7 @@
 Rules: a function makes one part and keeps nothing; only here are settings translated into what the rooms below take.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -27,8 +27,11 @@ from router.upstream.pool import Bounds, Pool
 from router.upstream.target import Target
 
 
-def node(entry: NodeEntry, reserve: float) -> Node:
-    """A node nobody has looked at yet. `reserve` is the share of its room that batch never holds, if it serves both."""
+def node(entry: NodeEntry, reserve: float, moved: Callable[[Node, State], None] | None = None) -> Node:
+    """A node nobody has looked at yet. `reserve` is the share of its room that batch never holds, if it serves both.
+
+    `moved` is told when its state changes.
+    """
     spec = Spec(
         name=entry.name,
         url=entry.url,
@@ -39,7 +42,9 @@ def node(entry: NodeEntry, reserve: float) -> Node:
         sequences=entry.max_sequences,
         tokens=entry.kv_tokens,
     )
-    return Node(spec, reserve=reserve if Workload.INTERACTIVE in entry.pools else 0.0)
+    made = Node(spec, reserve=reserve if Workload.INTERACTIVE in entry.pools else 0.0)
+    made.moved = moved
+    return made
 
 
 def target(url: str, api_key: SecretStr | None) -> Target:

@@ -7,10 +7,11 @@ Rules:
 - No prompt, no answer and no key is in it. Times are unix seconds; names end in their units.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,12 +21,14 @@ from router.core.events import Events
 from router.core.node import Node, State
 from router.core.spend import Spend
 from router.dispatch.admission import Admission
-from router.dispatch.history import RECENT, SLOT_S, History, Kind, Slot, Tally
+from router.dispatch.history import RECENT, SLOT_S, SLOTS, History, Kind, Slot, Tally
 from router.dispatch.queue import Waiter
 from router.dispatch.trip import RELAY
 from router.fleet.fleet import Fleet
 from router.jobs.lookout import Lookout
+from router.jobs.store import Progress
 
+T = TypeVar("T")
 Told = dict[str, Any]
 FAILING = 0.05
 """Share of chat that fails from which chat is said to fail."""
@@ -105,16 +108,16 @@ class Board:
         self._from, self._wish = sources, wish
         self._clock = Clock(sources.clock, sources.wall)
         self._points: dict[str, list[Any]] = {}
+        self._shown: dict[str, tuple[Progress, Told]] = {}
         self._version = version("ebbtide")
 
-    def state(self) -> Told:
-        """How everything stands now."""
+    async def state(self) -> Told:
+        """How everything stands now. Others get their turn while a long list is made."""
         source, wish = self._from, self._wish
         self._clock.follow()
         nodes = [node for node in source.fleet.nodes if self._chosen(node)]
         waiters = [waiter for waiter in source.admission.waiters() if self._waits(waiter)]
-        recent = Tally()
-        relayed = Tally()
+        recent, relayed = Tally(), Tally()
         for slot in source.history.recent():
             recent.add(slot.sum(lambda kind: kind.workload is Workload.INTERACTIVE and wish.counts(kind)))
             relayed.add(slot.sum(lambda kind: kind.node == RELAY and wish.counts(kind)))
@@ -125,11 +128,11 @@ class Board:
             "chat": self._chat(nodes, recent, relayed, len(chats)),
             "queue": self._queue(waiters, len(chats)),
             "waits": self._why(waiters),
-            "nodes": {node.name: self._card(node) for node in nodes},
+            "nodes": {node.name: self._card(node) async for node in _in_turns(nodes, 8)},
             "batches": self._batches(),
             "relay": self._relay(relayed),
             "events": self._events(),
-            "series": self._series(),
+            "series": await self._series(),
         }
 
     def _chosen(self, node: Node) -> bool:
@@ -242,7 +245,7 @@ class Board:
         told["blind"] = node.name in source.fleet.blind
         return told
 
-    def _rows(self) -> Iterable[Any]:
+    def _rows(self) -> Iterable[Progress]:
         lookout, wish = self._from.lookout, self._wish
         if lookout is None or wish.pool == Workload.INTERACTIVE:
             return []
@@ -253,10 +256,16 @@ class Board:
         lookout = self._from.lookout
         if lookout is None:
             return None
-        told = {}
+        told, kept = {}, self._shown
         for place, row in enumerate(self._rows()):
-            told[row.id] = {**msgspec.structs.asdict(row), "place": place, "taken_back": lookout.taken[row.id]}
-        return told
+            taken = lookout.taken[row.id]
+            old = kept.get(row.id)
+            if old is not None and old[0] is row and old[1]["taken_back"] == taken and old[1]["place"] == place:
+                told[row.id] = old
+            else:
+                told[row.id] = row, {**msgspec.structs.asdict(row), "place": place, "taken_back": taken}
+        self._shown = told
+        return {name: shown for name, (_, shown) in told.items()}
 
     def _relay(self, relayed: Tally) -> Told | None:
         source = self._from
@@ -286,10 +295,11 @@ class Board:
             and (not entry.caller or (wish.owns(entry.caller) and wish.key in ("", entry.caller)))
         }
 
-    def _series(self) -> dict[str, list[Any]]:
+    async def _series(self) -> dict[str, list[Any]]:
         slots = self._from.history.slots()
         kept = {}
-        for slot in slots[:-1]:
+        many = 30 if len(self._points) < len(slots) - 2 else SLOTS
+        async for slot in _in_turns(slots[:-1], many):
             key = str(slot.at)
             kept[key] = self._points.get(key) or self._point(slot)
         self._points = kept
@@ -322,6 +332,14 @@ class Board:
             return lines
         mine = {row.id for row in self._rows()}
         return {batch: left for batch, left in lines.items() if batch in mine}
+
+
+async def _in_turns(items: Iterable[T], many: int) -> AsyncIterator[T]:
+    """The same items; after so many of them, whoever else wants the loop has a turn."""
+    for index, item in enumerate(items, 1):
+        yield item
+        if not index % many:
+            await asyncio.sleep(0)
 
 
 def _short(seconds: float | None) -> float | None:

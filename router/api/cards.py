@@ -14,6 +14,11 @@ from router.core.yielding import Mode
 MOST_CALLS = 24
 """Running calls of one node that are shown one by one."""
 MOST_MODELS = 16
+_PHASES = {
+    (workload is Workload.INTERACTIVE, phase is Phase.PREFILL): f"{workload}_{phase}"
+    for workload in Workload
+    for phase in Phase
+}
 
 
 class Clock:
@@ -82,9 +87,9 @@ def room(budget: Budget, permits: list[Permit]) -> dict[str, Any]:
 
 def phases(permits: list[Permit]) -> dict[str, int]:
     """How many calls run, by workload and phase."""
-    counts = {f"{workload}_{phase}": 0 for workload in Workload for phase in Phase}
+    counts = dict.fromkeys(_PHASES.values(), 0)
     for permit in permits:
-        counts[f"{permit.workload}_{permit.phase}"] += 1
+        counts[_PHASES[permit.workload is Workload.INTERACTIVE, permit.spoke_at is None]] += 1
     return counts
 
 

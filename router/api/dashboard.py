@@ -96,11 +96,11 @@ class Dashboard:
         caller = self._keyring.caller(request.headers.raw)
         if self._from.lookout is not None:
             self._from.lookout.wake()
-        return self.feeds.open(_wish(request, caller), self._hello(caller))
+        return await self.feeds.open(_wish(request, caller), self._hello(caller))
 
     async def _snapshot(self, request: Request) -> Response:
         caller = self._keyring.caller(request.headers.raw)
-        told = {**self.feeds.once(_wish(request, caller)), **self._hello(caller)}
+        told = {**await self.feeds.once(_wish(request, caller)), **self._hello(caller)}
         response = json_response(told)
         response.headers["cache-control"] = "no-store"
         return response

@@ -103,16 +103,27 @@ class Reader:
 
 
 class Feed:
-    """The state for one wish and who reads it."""
+    """The state for one wish and who reads it. Those who come before it was built once wait in `begun`."""
 
     def __init__(self, board: Board) -> None:
         self._board = board
-        self.state = board.state()
+        self.state: Told = {}
+        self.begun = asyncio.Lock()
         self.readers: set[Reader] = set()
 
-    def look(self, at: float) -> None:
+    async def begin(self) -> None:
+        """Build the state, if it is not yet."""
+        async with self.begun:
+            if not self.state:
+                self.state = await self._board.state()
+
+    async def look(self, at: float) -> None:
         """See what changed since the last look, and tell it to all readers."""
-        after = self._board.state()
+        async with self.begun:
+            await self._look(at)
+
+    async def _look(self, at: float) -> None:
+        after = await self._board.state()
         changes = change(self.state, after)
         self.state = after
         if changes:
@@ -134,27 +145,32 @@ class Feeds:
         """Open streams."""
         return sum(len(feed.readers) for feed in self._feeds.values())
 
-    def once(self, wish: Wish) -> Told:
+    async def once(self, wish: Wish) -> Told:
         """The state now."""
-        return {"at": self._wall(), "state": self._board(wish).state()}
+        return {"at": self._wall(), "state": await self._board(wish).state()}
 
-    def open(self, wish: Wish, hello: Told) -> "Stream":
+    async def open(self, wish: Wish, hello: Told) -> "Stream":
         """A stream of that wish. Raises Overloaded when there are too many."""
-        new = wish not in self._feeds
-        if self.closed or self.readers >= READERS or (new and len(self._feeds) >= WISHES):
-            raise Overloaded("Too many dashboards are open.", retry_after_s=10)
-        if new:
-            self._feeds[wish] = Feed(self._board(wish))
-        feed = self._feeds[wish]
+        if wish not in self._feeds and len(self._feeds) >= WISHES:
+            raise _too_many()
+        while True:
+            if self.closed or self.readers >= READERS:
+                raise _too_many()
+            feed = self._feeds.setdefault(wish, Feed(self._board(wish)))
+            if feed.state:
+                break
+            await feed.begin()
         reader = Reader(frame("snapshot", {"at": self._wall(), "state": feed.state, **hello}))
         feed.readers.add(reader)
         return Stream(reader, lambda: self._leave(wish, reader))
 
     async def look(self) -> None:
         """Tell every reader what changed."""
-        for feed in tuple(self._feeds.values()):
-            feed.look(self._wall())
-            await asyncio.sleep(0)
+        for wish, feed in tuple(self._feeds.items()):
+            if feed.readers:
+                await feed.look(self._wall())
+            elif feed.state:  # who asked for it left before it was built
+                self._feeds.pop(wish, None)
 
     def close(self) -> None:
         """End every stream."""
@@ -199,6 +215,10 @@ class Stream(Response):
             self._left()
         if reader.lost:
             await asyncio.sleep(0)  # the server hears of the lost connection before we return
+
+
+def _too_many() -> Overloaded:
+    return Overloaded("Too many dashboards are open.", retry_after_s=10)
 
 
 async def _leaves(receive: Receive) -> None:

@@ -24,6 +24,8 @@ RECENT = 30
 """Slots that "now" means: five minutes."""
 MOST_KINDS = 48
 OTHER = "other"
+MOST_NAME = 128
+"""Most characters of a model's name that are kept: callers may ask for anything."""
 TRAIL_S = 60
 """A node's trail has a point for each minute."""
 FAILED = frozenset((Outcome.REFUSED, Outcome.TIMED_OUT, Outcome.FAILED, Outcome.CUT))
@@ -52,12 +54,17 @@ class Waiting(msgspec.Struct, frozen=True):
     reason: str
 
 
+ALL = Kind(Workload.INTERACTIVE, "", "", "")
+"""The kind of a sum over several."""
+
+
 class Tally:
-    """What calls of one kind did in one slot. `first` counts first tokens by bin."""
+    """What calls of one `kind` did in one slot. `first` counts first tokens by bin."""
 
-    __slots__ = ("calls", "failed", "first", "output_tokens")
+    __slots__ = ("calls", "failed", "first", "kind", "output_tokens")
 
-    def __init__(self) -> None:
+    def __init__(self, kind: Kind = ALL) -> None:
+        self.kind = kind
         self.calls = self.failed = self.output_tokens = 0
         self.first: Bins = {}
 
@@ -86,25 +93,27 @@ class Slot:
 
     def __init__(self, at: int) -> None:
         self.at = at
-        self.kinds: dict[Kind, Tally] = {}
+        self.kinds: dict[tuple[bool, str, str, str], Tally] = {}
         self.waits: dict[Waiting, int] = {}
         self.lines: Mapping[str, int] = {}
         self.looks = 0
 
-    def tally(self, kind: Kind) -> Tally:
-        """Where calls of that kind are counted."""
-        found = self.kinds.get(kind)
+    def tally(self, workload: Workload, model: str, node: str, caller: str) -> Tally:
+        """Where such calls are counted."""
+        chat = workload is Workload.INTERACTIVE  # an enum's own hash is slow
+        found = self.kinds.get((chat, model, node, caller))
         if found is None:
             if len(self.kinds) >= MOST_KINDS:
-                kind = Kind(kind.workload, OTHER, OTHER, OTHER)
-            found = self.kinds.setdefault(kind, Tally())
+                model = node = caller = OTHER
+            tally = Tally(Kind(workload, model[:MOST_NAME], node, caller))
+            found = self.kinds.setdefault((chat, model[:MOST_NAME], node, caller), tally)
         return found
 
     def sum(self, wanted: Callable[[Kind], bool]) -> Tally:
         """All kinds that are wanted, together."""
         whole = Tally()
-        for kind, tally in self.kinds.items():
-            if wanted(kind):
+        for tally in self.kinds.values():
+            if wanted(tally.kind):
                 whole.add(tally)
         return whole
 
@@ -116,19 +125,21 @@ class History:
         self._clock = clock
         self._slots: deque[Slot] = deque(maxlen=SLOTS)
         self._trails: dict[str, deque[tuple[int, float | None]]] = {}
+        self._slot = Slot(-SLOT_S)
 
     def ended(self, trip: Trip) -> None:
         """A call is over."""
-        call, outcome = trip.call, trip.outcome
-        tally = self.now().tally(Kind(call.workload, call.model[:128], trip.place, call.caller))
+        call = trip.call
+        tally = self.now().tally(call.workload, call.model, trip.place, call.caller)
         tally.calls += 1
-        tally.failed += outcome in FAILED
+        if trip.outcome is not Outcome.COMPLETED and trip.outcome in FAILED:
+            tally.failed += 1
         usage = trip.counted()
         if usage is not None:
-            tally.output_tokens += max(0, usage.completion)
+            tally.output_tokens += usage.completion if usage.completion > 0 else 0
         first_s = trip.first_token_s()
         if first_s is not None:
-            bin_ = int(math.log(max(first_s, _LEAST_S) / _LEAST_S) / _STEP)
+            bin_ = int(math.log(first_s / _LEAST_S) / _STEP) if first_s > _LEAST_S else 0
             tally.first[bin_] = tally.first.get(bin_, 0) + 1
 
     def look(self, waiters: Iterable[Waiter]) -> None:
@@ -138,7 +149,7 @@ class History:
         waits = slot.waits
         for waiter in waiters:
             call = waiter.call
-            wait = Waiting(call.workload, call.model[:128], call.caller, waiter.reason)
+            wait = Waiting(call.workload, call.model[:MOST_NAME], call.caller, waiter.reason)
             if wait not in waits and len(waits) >= MOST_KINDS:
                 wait = Waiting(call.workload, OTHER, OTHER, waiter.reason)
             waits[wait] = waits.get(wait, 0) + 1
@@ -149,11 +160,15 @@ class History:
 
     def now(self) -> Slot:
         """The slot that runs."""
-        at = int(self._clock()) // SLOT_S * SLOT_S
-        if not self._slots or self._slots[-1].at < at:
+        now = self._clock()
+        if not 0 <= now - self._slot.at < SLOT_S:
+            at = int(now) // SLOT_S * SLOT_S
+            if self._slots and at <= self._slots[-1].at:  # the clock was set back
+                return self._slot
             self._close(at)
-            self._slots.append(Slot(at))
-        return self._slots[-1]
+            self._slot = Slot(at)
+            self._slots.append(self._slot)
+        return self._slot
 
     def slots(self) -> Sequence[Slot]:
         """The last hour, oldest first; slots in which nothing was seen are left out."""
@@ -178,9 +193,10 @@ class History:
         nodes: dict[str, Tally] = {}
         for slot in self._slots:
             if slot.at >= minute:
-                for kind, tally in slot.kinds.items():
-                    if kind.workload is Workload.INTERACTIVE and kind.node not in ("", RELAY, OTHER):
-                        nodes.setdefault(kind.node, Tally()).add(tally)
+                for tally in slot.kinds.values():
+                    node = tally.kind.node
+                    if tally.kind.workload is Workload.INTERACTIVE and node not in ("", RELAY, OTHER):
+                        nodes.setdefault(node, Tally()).add(tally)
         for node, tally in nodes.items():
             trail = self._trails.setdefault(node, deque(maxlen=SLOTS * SLOT_S // TRAIL_S))
             trail.append((minute, tally.quantile_s(0.5)))

@@ -201,7 +201,12 @@ async def test_a_quiet_stream_beats_and_ends_with_the_router(rig, monkeypatch):
 async def test_nothing_is_built_while_nobody_reads(rig, monkeypatch):
     built: list[int] = []
     look = Feed.look
-    monkeypatch.setattr(Feed, "look", lambda self, at: (built.append(1), look(self, at))[1])
+
+    async def counted(self: Feed, at: float) -> None:
+        built.append(1)
+        await look(self, at)
+
+    monkeypatch.setattr(Feed, "look", counted)
     await rig.node()
     app = await rig.router()
     async with listening(app.port) as one, listening(app.port) as two:

@@ -106,6 +106,8 @@ function offer(choices) {
     select.value = chosen;
     show(select.parentElement, choices[part].length > 1 || chosen);
   }
+  const chosen = Object.keys(FILTERS).filter((name) => filters.elements[name].value);
+  put(byId("filtered"), chosen.length ? `: ${chosen.map((name) => filters.elements[name].value).join(", ")}` : "");
 }
 
 const wished = () => new URLSearchParams(location.search);
@@ -151,6 +153,7 @@ function theme(chosen) {
 
 function begin() {
   for (const panel of PANELS) panel.begin();
+  byId("filter-box").open = matchMedia("(min-width: 641px)").matches;
   put(byId("theme"), `Theme: ${document.documentElement.dataset.theme ?? "auto"}`);
   byId("theme").addEventListener("click", () => {
     theme(THEMES[(THEMES.indexOf(document.documentElement.dataset.theme ?? "auto") + 1) % THEMES.length]);

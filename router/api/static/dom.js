@@ -105,7 +105,7 @@ export class Pager {
   }
 }
 
-/** A small line of `[x, y]` points; gaps where y is null. `label` says in words what it shows. */
+/** A small line of `[x, y]` points, `floor` at its foot; `label` says in words what it shows. */
 export class Spark {
   constructor(width = 120, height = 24) {
     this.size = [width, height];
@@ -117,14 +117,14 @@ export class Spark {
     this.root.append(this.path);
   }
 
-  update(points, label) {
+  update(points, label, floor = 0) {
     const [width, height] = this.size;
     const known = points.filter(([, y]) => y !== null);
     const [xs, ys] = [known.map(([x]) => x), known.map(([, y]) => y)];
-    const [left, right, top] = [Math.min(...xs), Math.max(...xs), Math.max(...ys, 1e-9)];
+    const [left, right, top] = [Math.min(...xs), Math.max(...xs), Math.max(...ys, floor + 1e-9)];
     const spots = known.map(([x, y], index) => {
       const across = right > left ? ((x - left) / (right - left)) * (width - 4) + 2 : width / 2;
-      return `${index ? "L" : "M"}${across.toFixed(1)} ${(height - 2 - (y / top) * (height - 4)).toFixed(1)}`;
+      return `${index ? "L" : "M"}${across.toFixed(1)} ${(height - 2 - ((y - floor) / (top - floor)) * (height - 4)).toFixed(1)}`;
     });
     attr(this.path, "d", spots.length === 1 ? `${spots[0]}h1` : spots.join(""));
     attr(this.root, "aria-label", label);

@@ -94,9 +94,9 @@ function update(view, node) {
   put(view.state, node.state + (node.blind ? ", does not tell its load" : ""));
   const context = node.context ? `${count(node.context)}-token context` : "context unknown";
   put(view.facts, `${engine}${node.version ? ` ${node.version}` : ""} · ${context} · ${node.pools.map((one) => POOLS[one]).reverse().join(" and ")}`);
-  const since = node.since ? `, for ${long(now() - node.since)}` : "";
-  const why = node.trend?.verdict || node.trouble || node.cause;
-  show(put(view.cause, `${why}${since}`), kind !== "good");
+  const since = node.since && kind !== "good" ? `, ${node.state} for ${long(now() - node.since)}` : "";
+  const why = node.trend?.verdict || `${node.trouble || node.cause}${since}`;
+  show(put(view.cause, why), kind !== "good");
   attr(view.cause, "title", node.since ? utc(node.since) : null);
   updateRoom(view, node.room);
   updateRuns(view, node);
@@ -153,7 +153,7 @@ function updateTrends(view, node) {
   if (slope !== null) {
     const told = `memory ${slope >= 0 ? "+" : "−"}${(Math.abs(slope) / 2 ** 20).toFixed(1)} MiB/h`;
     put(view.memory, told);
-    view.rss.update(node.trend.rss_bytes.map((bytes, index) => [index, bytes]), `Resident memory, ${told}`);
+    view.rss.update(node.trend.rss_bytes.map((bytes, index) => [index, bytes]), `Resident memory, ${told}`, Math.min(...node.trend.rss_bytes));
   }
 }
 
