@@ -119,6 +119,7 @@ class App:
                 spending=self.spending,
                 metrics=self.metrics,
                 history=self.history,
+                events=self.events,
             )
             self.batching = await Batching.open(self.settings, corridor)
             routes = self.batching.routes()

@@ -20,6 +20,7 @@ from router.api.desk import Bounds, Desk, Quota
 from router.api.files import Files
 from router.api.uploads import Uploads
 from router.core.estimate import Estimates
+from router.core.events import Events, Topic
 from router.core.lateness import LateTerms
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.history import History
@@ -35,7 +36,7 @@ from router.jobs.lookout import Lookout
 from router.jobs.outlet import Outlet
 from router.jobs.reasons import Reasons
 from router.jobs.runner import Runner, Terms
-from router.jobs.store import Store
+from router.jobs.store import Event, Store
 from router.jobs.upkeep import Upkeep, always
 from router.jobs.webhooks import Webhooks
 from router.metrics import Metrics
@@ -57,6 +58,7 @@ class Corridor:
     spending: Spending
     metrics: Metrics
     history: History
+    events: Events
 
 
 class Batching:
@@ -87,12 +89,13 @@ class Batching:
         self._accounts = None if spend is None else Accounts(store=store, spend=spend)
         self._reasons = Reasons(runner=self.runner, fleet=fleet, admission=admission)
         known = Known(settings, fleet)
+        self._events = corridor.events
         self._gauges = Gauges(store, self.runner, known.served)
         corridor.metrics.also(self._gauges.families)
         self._upkeep = Upkeep(
             store=store,
             reasons=self._reasons.all,
-            ended=self._gauges.ended,
+            ended=self._ended,
             every_s=batches.sweep_s,
             keep_s=batches.keep_s,
         )
@@ -153,6 +156,11 @@ class Batching:
             if self._accounts is not None:
                 loops.create_task(always(self._accounts.run), name="jobs accounts")
             loops.create_task(always(self._webhooks.run), name="jobs webhooks")
+
+    def _ended(self, event: Event) -> None:
+        self._gauges.ended(event)
+        lines = f"{event.completed:,} of {event.total:,} lines done, {event.failed:,} failed"
+        self._events.add(Topic.BATCH, f"{event.batch_id} is {event.state}: {lines}", caller=event.caller)
 
     async def rest(self) -> None:
         """Run no more lines: what runs is ended upstream and put back, uncharged."""

@@ -175,7 +175,7 @@ class Board:
         return {"verdict": self._verdict(nodes, recent, p95_s, objective_s), **told}
 
     def _verdict(self, nodes: Sequence[Node], recent: Tally, p95_s: float | None, objective_s: float | None) -> str:
-        up = any(node.state in (State.READY, State.PROBATION) for node in nodes)
+        up = any(node.state not in (State.STARTING, State.DOWN) for node in nodes)
         if not up:
             return "relay_only" if self._from.relay_models else "down"
         if not recent.calls:

@@ -150,7 +150,10 @@ async def test_an_administrator_stops_anybodys_batch_and_it_is_told(tmp_path, no
         assert lines["states"] == {"running": 1}
         assert (await ask(app.port, path=f"{path}/cancel", headers=bearer("key-of-ops"))).json == {"done": True}
         await eventually(lambda: app.held == 0, within=5)
-        assert [entry.text for entry in app.inside.events][-1] == f"ops cancelled {made.json['id']}"
+        told = f"ops cancelled {made.json['id']}"
+        await eventually(lambda: told in [entry.text for entry in app.inside.events])
+        over = f"{made.json['id']} is cancelled: 0 of 1 lines done, 0 failed"
+        await eventually(lambda: over in [entry.text for entry in app.inside.events], within=5)
 
 
 # The stream

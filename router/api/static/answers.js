@@ -4,6 +4,7 @@ import { attr, byId, el, put, show } from "./dom.js";
 import { now, state } from "./state.js";
 import { VERDICTS, STATES, count, long, many, near, quick, share, usd, utc } from "./words.js";
 
+const OUT = ["down", "starting", "draining", "drained", "recycling"];
 const MARKS = { good: "●", warn: "▲", bad: "■", none: "○" };
 
 class Card {
@@ -101,7 +102,7 @@ function renderQueue(told, batches) {
 function renderNodes(all) {
   const counts = {};
   for (const node of all) counts[node.state] = (counts[node.state] ?? 0) + 1;
-  const usable = (counts.ready ?? 0) + (counts.probation ?? 0);
+  const usable = all.filter((node) => !OUT.includes(node.state)).length;
   const ill = all.filter((node) => node.trouble || node.blind || node.trend?.verdict).length;
   const bad = Object.keys(counts).some((one) => STATES[one] === "bad");
   const kind = !all.length ? "none" : !usable ? "bad" : bad || ill || usable < all.length ? "warn" : "good";
@@ -109,7 +110,7 @@ function renderNodes(all) {
   const running = all.reduce((sum, node) => sum + Object.values(node.phases).reduce((one, more) => one + more, 0), 0);
   nodes.update(kind, all.length ? `${usable} of ${all.length} up` : "none", [
     states, ill ? `${ill} with trouble: see below` : "", `${many(running, "call")} running`,
-  ], [["usable", "ready or on probation"], ["up", `${usable} of ${all.length}`]]);
+  ], [["up", "neither down nor starting nor taken out"]]);
 }
 
 function renderRelay(told, { calls, relayed }) {

@@ -32,13 +32,12 @@ const stream = new Stream({
     if (state.live !== "live") turn("live");
     if (fresh) draw();
   },
-  lost(wait) {
-    turn("lost", wait);
+  lost(wait, why) {
+    turn("lost", wait, why);
   },
   refused(status, text) {
     if (status === 401) login(theKey() ? text : "");
-    else if (status === 403 || status === 400) notice(text);
-    else turn("lost", 0, text);
+    else notice(text);
   },
 });
 

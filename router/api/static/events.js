@@ -31,5 +31,6 @@ function make() {
 export function render() {
   put(byId("events-count"), state.events.length ? `the last ${count(state.events.length)}, newest first` : "");
   show(empty, !state.events.length);
+  show(pager.list, state.events.length);
   pager.render(state.events.map((one) => [one.key, one]));
 }

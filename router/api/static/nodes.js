@@ -153,7 +153,8 @@ function updateTrends(view, node) {
   if (slope !== null) {
     const told = `memory ${slope >= 0 ? "+" : "−"}${(Math.abs(slope) / 2 ** 20).toFixed(1)} MiB/h`;
     put(view.memory, told);
-    view.rss.update(node.trend.rss_bytes.map((bytes, index) => [index, bytes]), `Resident memory, ${told}`, Math.min(...node.trend.rss_bytes));
+    view.rss.update(node.trend.rss_bytes.map((bytes, index) => [index, bytes]), `Resident memory, ${told}`,
+      Math.min(...node.trend.rss_bytes, 0.95 * Math.max(...node.trend.rss_bytes)));
   }
 }
 

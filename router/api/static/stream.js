@@ -2,9 +2,10 @@
 
 const SILENT_MS = 13000; // the router says something every 5 s
 const AGAIN_MS = [500, 10000];
+const FINAL = [400, 401, 403]; // asking the same again will not help
 
 export class Stream {
-  /** `told` hears frames, `lost` that the stream stopped (and when it is tried again), `refused` a status. */
+  /** `told` hears frames, `lost` that the stream stopped (when it is tried again, and why if told), `refused` a status. */
   constructor({ told, lost, refused }) {
     Object.assign(this, { told, lost, refused });
     this.turn = 0;
@@ -29,18 +30,20 @@ export class Stream {
 
   async read(turn, query, key) {
     while (turn === this.turn) {
+      let why = "";
       try {
         await this.once(turn, query, key);
       } catch (error) {
-        if (error.status && turn === this.turn) {
-          this.refused(error.status, error.message);
-          if (error.status !== 503) return;
+        if (FINAL.includes(error.status)) {
+          if (turn === this.turn) this.refused(error.status, error.message);
+          return;
         }
+        why = error.status ? error.message : "";
       }
       if (turn !== this.turn) return;
       const wait = Math.min(AGAIN_MS[1], AGAIN_MS[0] * 2 ** this.tries) * (0.75 + Math.random() / 2);
       this.tries += 1;
-      this.lost(wait);
+      this.lost(wait, why);
       await new Promise((done) => {
         const timer = setTimeout(done, wait);
         this.waiting = () => { clearTimeout(timer); done(); };
