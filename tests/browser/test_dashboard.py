@@ -109,7 +109,7 @@ async def test_numbers_are_those_of_the_metrics(rig, browser):
             assert shown(runs, rf"{word} (\d+) ") == running > 0
             room = await tab.run(f"document.querySelector('[data-node={name}] .bar').getAttribute('aria-label')")
             capacity = of(samples, "ebbtide_node_room_tokens", node=name, kind="capacity")
-            assert f"of {capacity / 1000:.0f} k" in room
+            assert f"of {capacity / 1000:.0f}\xa0k" in room
         waits = await tab.run("[...document.querySelectorAll('.why li')].map((li) => li.title.split(' ')[1])")
         assert [of(samples, "ebbtide_waiting_calls", reason=reason) for reason in waits] == [2]
         p50 = await tab.run("fetch('/dashboard/snapshot').then((r) => r.json()).then((s) => s.state.chat.ttft_p50_s)")

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from router.api import feeds
 from router.api.assets import Assets
 from router.api.feeds import Feed, change
 from router.core.events import Topic
+from router.core.node import State
+from router.core.placement import WaitReason
 from tests.fakes import Script
 from tests.jobs.desk import jsonl, line
 from tests.rig import Event, Reply, ask, entry, eventually, running_app, stream
@@ -90,6 +93,12 @@ async def test_files_are_kept_for_ever_and_a_version_is_never_mixed(rig):
     assert len(packed.body) < len(plain.body)
     for wrong in ("another/app.js", f"{version}/none.js", f"{version}/../dashboard.py", f"{version}/%2e%2e/board.py"):
         assert (await get(app.port, f"/dashboard/static/{wrong}")).status == 404
+
+
+@pytest.mark.parametrize("words", [WaitReason, State, Topic], ids=lambda words: words.__name__)
+def test_every_code_has_its_words_on_the_page(words):
+    text = files("router.api").joinpath("static/words.js").read_text()
+    assert [str(word) for word in words if f" {word}: " not in text] == []
 
 
 # Who

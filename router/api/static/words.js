@@ -13,33 +13,33 @@ export const many = (number, one, more = `${one}s`) => `${count(number)} ${numbe
 export function compact(number) {
   if (number < 10000) return count(Math.round(number));
   const [size, unit] = number < 1e6 ? [1e3, "k"] : [1e6, "M"];
-  return `${(number / size).toFixed(number / size < 100 ? 1 : 0)} ${unit}`;
+  return `${(number / size).toFixed(number / size < 100 ? 1 : 0)}\u00a0${unit}`;
 }
 
 /** Seconds of waiting: 31 ms, 1.2 s, 14 s. */
 export function quick(seconds) {
   if (seconds === null || seconds === undefined) return "unknown";
-  if (seconds < 0.9995) return `${seconds < 0.00995 ? (seconds * 1000).toFixed(1) : Math.round(seconds * 1000)} ms`;
-  return seconds < 60 ? `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)} s` : long(seconds);
+  if (seconds < 0.9995) return `${seconds < 0.00995 ? (seconds * 1000).toFixed(1) : Math.round(seconds * 1000)}\u00a0ms`;
+  return seconds < 60 ? `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)}\u00a0s` : long(seconds);
 }
 
 /** Seconds of life: 42 s, 6 min, 2 h 14 min, 3 d 4 h. */
 export function long(seconds) {
   const s = Math.max(0, Math.round(seconds));
-  if (s < 60) return `${s} s`;
+  if (s < 60) return `${s}\u00a0s`;
   const minutes = Math.floor(s / 60);
-  if (minutes < 60) return `${minutes} min`;
+  if (minutes < 60) return `${minutes}\u00a0min`;
   const hours = Math.floor(minutes / 60);
-  if (hours < 24) return minutes % 60 ? `${hours} h ${minutes % 60} min` : `${hours} h`;
-  return hours % 24 ? `${Math.floor(hours / 24)} d ${hours % 24} h` : `${Math.floor(hours / 24)} d`;
+  if (hours < 24) return minutes % 60 ? `${hours}\u00a0h ${minutes % 60}\u00a0min` : `${hours}\u00a0h`;
+  return hours % 24 ? `${Math.floor(hours / 24)}\u00a0d ${hours % 24}\u00a0h` : `${Math.floor(hours / 24)}\u00a0d`;
 }
 
 export const share = (part) => {
   const percent = part * 100;
-  return `${percent > 0 && percent < 10 ? percent.toFixed(1) : Math.round(percent)} %`;
+  return `${percent > 0 && percent < 10 ? percent.toFixed(1) : Math.round(percent)}\u00a0%`;
 };
 
-export const usd = (amount) => `${amount.toFixed(amount < 10 ? 2 : 0)} USD`;
+export const usd = (amount) => `${amount.toFixed(amount < 10 ? 2 : 0)}\u00a0USD`;
 
 export function clock(at, form = clockTime) {
   return form.format(new Date(at * 1000));
