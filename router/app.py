@@ -5,31 +5,32 @@ One process, one event loop. Every task belongs to one TaskGroup that ends with 
 
 import asyncio
 import contextlib
-import socket
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 
 import structlog
-import uvicorn
 from starlette.routing import BaseRoute
 
-from router import assembly
+from router import assembly, listening, showing
 from router.api.auth import Keyring
+from router.api.board import Sources
+from router.api.dashboard import Dashboard
 from router.api.front import Front
 from router.api.house import House
 from router.api.owners import Owners
-from router.api.protocol import FrontProtocol
 from router.batching import Batching, Corridor
 from router.caring import Caring, Needed
 from router.core.budget import Permit
 from router.core.call import Workload
 from router.core.estimate import Estimates
+from router.core.events import Events
 from router.core.node import UP, Node
 from router.dispatch.admission import Admission
 from router.dispatch.dispatcher import Dispatcher
 from router.dispatch.gauges import Gauges
+from router.dispatch.history import History
 from router.dispatch.ledger import Ledger
 from router.dispatch.leg import Way
 from router.dispatch.spending import Spending
@@ -78,6 +79,7 @@ class App:
         self.tokens = Tokens.load()
         self.metrics.tokenizer(exact=self.tokens.exact)
         self.estimates = Estimates()
+        self.history, self.events = History(time.time), Events(time.time)
         self.keyring = Keyring(assembly.callers(settings))
         self.owners = Owners()
         self.nodes: list[Node] = []
@@ -86,6 +88,11 @@ class App:
             lambda: [node.name for node in self.nodes], self.client, lambda: assembly.agents(self.settings)
         )
         self.metrics.also(self.watch.families)
+        self._build_corridor(settings)
+        self._build_fleet(settings)
+
+    def _build_corridor(self, settings: Settings) -> None:
+        """What calls go through."""
         self.admission = Admission(
             self.nodes,
             assembly.limits(settings),
@@ -96,14 +103,18 @@ class App:
         )
         self.spending = Spending(assembly.spend(settings))
         self.metrics.also(self.spending.families)
-        ways: dict[Node, Way] = {}
-        targets: dict[str, Target] = {}
         ledger = Ledger(self.clock, self.metrics, self.estimates, self.spending, self.watch.observe)
+        ledger.history = self.history
         self.spans = ledger.spans = assembly.spans(settings, self.clock)
         self.metrics.also(Gauges(self.nodes, self.admission, ledger, self.clock).families)
         patience = assembly.patience(settings)
-        self.dispatcher = Dispatcher(self.admission, ways, assembly.relay(settings), patience, ledger)
+        self.ways: dict[Node, Way] = {}
+        self.dispatcher = Dispatcher(self.admission, self.ways, assembly.relay(settings), patience, ledger)
         self._old_relays: list[Pool] = []
+
+    def _build_fleet(self, settings: Settings) -> None:
+        """Who looks at nodes, cares for them, and puts them in."""
+        targets: dict[str, Target] = {}
         self.probe = Probe(self.client, targets, timeout_s=settings.probe.timeout_s, looked=self.watch.looked)
         self.aborts = Aborts(self.client, targets)
         self.fleet = Fleet(
@@ -113,6 +124,7 @@ class App:
             clock=self.clock,
             changed=self.admission.changed,
         )
+        self.gpustack = assembly.gpustack(settings, self.client)
         self.caring = Caring(
             settings,
             Needed(
@@ -123,24 +135,31 @@ class App:
                 keyring=self.keyring,
                 metrics=self.metrics,
                 clock=self.clock,
+                gpustack=lambda: self.gpustack,
             ),
         )
-        self.roster = Roster(
-            settings=settings,
-            fleet=self.fleet,
-            ways=ways,
-            targets=targets,
-            metrics=self.metrics,
-            forget=self._forget,
-        )
-        self.roster.start()
-        self.gpustack = assembly.gpustack(settings, self.client)
-        self.roster.discovery.use(assembly.sources(settings, resolve, self.gpustack))
+        showing.acquaint(self.caring, self.watch, self.events)
+        self.roster = self._roster(targets)
         self.metrics.watch(
             lambda: (assembly.view(node) for node in self.nodes),
             self.admission.reasons,
             lambda: self.roster.discovery.told,
         )
+
+    def _roster(self, targets: dict[str, Target]) -> Roster:
+        """Who puts nodes into the fleet; those of the settings are there at once."""
+        roster = Roster(
+            settings=self.settings,
+            fleet=self.fleet,
+            ways=self.ways,
+            targets=targets,
+            metrics=self.metrics,
+            forget=self._forget,
+            moved=showing.moved(self.events),
+        )
+        roster.start()
+        roster.discovery.use(assembly.sources(self.settings, self._resolve, self.gpustack))
+        return roster
 
     async def open(self) -> None:
         """Open the store, if batches are offered, and the door."""
@@ -154,11 +173,14 @@ class App:
                 spending=self.spending,
                 metrics=self.metrics,
                 keyring=self.keyring,
+                history=self.history,
+                events=self.events,
             )
             self.batching = await Batching.open(self.settings, corridor)
             routes = self.batching.routes()
         self.house = self._house()
-        self.front = Front(self.house, [*routes, *self.caring.routes()])
+        self.dashboard = self._dashboard()
+        self.front = Front(self.house, [*routes, *self.caring.routes(), *self.dashboard.routes()])
 
     @property
     def pools(self) -> Mapping[str, Pool]:
@@ -239,6 +261,7 @@ class App:
 
     async def cut_short(self) -> None:
         """End every running answer now. Streams say so to their callers, with their protocol's end mark."""
+        self.dashboard.close()
         for pool in self.pools.values():
             await pool.close()
 
@@ -254,9 +277,27 @@ class App:
     def _taken_back(self, node: Node, permit: Permit, wasted: float) -> None:
         mode = self.admission.policy.mode
         self.metrics.taken_back(node.name, permit.phase, mode, wasted)
-        if permit.taken:
-            self.aborts.tell(node, permit.call_id)
+        if permit.taken and permit.call is not None:
+            self.aborts.tell(node, permit.call.id)
+        showing.taken_back(self.events, self.batching, node, permit, mode)
         log.debug("taken back", node=node.name, phase=permit.phase, mode=mode, wasted_tokens=round(wasted))
+
+    def _dashboard(self) -> Dashboard:
+        sources = Sources(
+            fleet=self.fleet,
+            admission=self.admission,
+            history=self.history,
+            events=self.events,
+            clock=self.clock,
+            wall=time.time,
+            draining=lambda: self.draining,
+            spend=self.spending.spend,
+            relay_models=tuple(self.settings.relay.models) if self.settings.relay is not None else (),
+            callers=tuple(key.name for key in self.settings.keys),
+            lookout=None if self.batching is None else self.batching.lookout,
+            trend=showing.trend(self.watch),
+        )
+        return Dashboard(sources, self.keyring, self.caring.recycling)
 
     def _house(self) -> House:
         settings = self.settings
@@ -276,32 +317,15 @@ class App:
         )
 
 
-class Server(uvicorn.Server):
-    """uvicorn without its own signals; `listening` is set once it accepts connections."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """The composition root decides what signals mean."""
-        yield
-
-
 @asynccontextmanager
 async def running(settings: Settings, resolve: Resolve = resolved) -> AsyncIterator[App]:
     """A router that listens, for the length of the block. Leaving the block ends what still runs."""
     app = App(settings, resolve)
-    listener = _listen(settings)
+    listener = listening.listen(settings)
     app.port = listener.getsockname()[1]
     try:
         await app.open()
-        server = Server(_uvicorn(app))
+        server = listening.Server(listening.config(app.front, app.settings.server))
         async with asyncio.TaskGroup() as group:
             watching = [group.create_task(app.roster.run(), name="roster")]
             await app.look_first()
@@ -312,6 +336,7 @@ async def running(settings: Settings, resolve: Resolve = resolved) -> AsyncItera
                 group.create_task(_measure_lag(app.metrics.loop_lag), name="lag"),
                 group.create_task(app.aborts.run(), name="aborts"),
                 group.create_task(app.caring.run(), name="caring"),
+                group.create_task(app.dashboard.run(), name="dashboard"),
             ]
             if app.batching is not None:
                 watching.append(group.create_task(app.batching.run(), name="jobs"))
@@ -355,33 +380,3 @@ async def _measure_lag(observe: Callable[[float], None]) -> None:
         due = loop.time() + LAG_EVERY_S
         await asyncio.sleep(LAG_EVERY_S)
         observe(max(0.0, loop.time() - due))
-
-
-def _listen(settings: Settings) -> socket.socket:
-    host, port = settings.server.host.strip("[]"), settings.server.port
-    try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
-        listener = socket.create_server((host, port), family=family, backlog=2048)
-    except OSError as error:
-        raise SettingsError(f"server: cannot listen on {host} port {port}: {error.strerror or error}") from error
-    listener.setblocking(False)
-    return listener
-
-
-def _uvicorn(app: App) -> uvicorn.Config:
-    server = app.settings.server
-
-    class Bounded(FrontProtocol):
-        head_limit = server.header_bytes
-
-    return uvicorn.Config(
-        app.front,
-        http=Bounded,
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-        server_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=server.keepalive_s,
-    )

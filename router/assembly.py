@@ -29,6 +29,7 @@ from router.errors import SettingsError
 from router.fleet.discovery import Addresses, File, Instances, Listed, Resolve, Source
 from router.fleet.fleet import Fleet
 from router.fleet.gpustack import Gpustack, Instance, node_name
+from router.fleet.gpustack.recycle import Restarts
 from router.fleet.hooks import Command, Hook, Http
 from router.jobs.receivers import Receivers, secret_bytes
 from router.settings import DnsEntry, GpustackEntry, NodeEntry, Settings, load_nodes
@@ -239,9 +240,13 @@ def care(settings: Settings) -> Care:
     )
 
 
-def hook(settings: Settings, client: Client) -> Hook | None:
-    """How nodes are restarted, if anybody said how."""
+def hook(settings: Settings, client: Client, server: Gpustack | None) -> Hook | None:
+    """How nodes are restarted, if anybody said how. `server` is the GPUStack there is."""
     recycle = settings.care.recycle
+    if recycle.gpustack:
+        if server is None:
+            raise SettingsError("care.recycle.gpustack: needs discovery.gpustack, to know whom to ask")
+        return Restarts(server, within_s=recycle.hook_s)
     if recycle.command:
         return Command(recycle.command)
     if recycle.http is None:

@@ -21,8 +21,10 @@ from router.api.desk import Bounds, Desk, Quota
 from router.api.files import Files
 from router.api.uploads import Uploads
 from router.core.estimate import Estimates
+from router.core.events import Events, Topic
 from router.core.lateness import LateTerms
 from router.dispatch.dispatcher import Dispatcher
+from router.dispatch.history import History
 from router.dispatch.spending import Spending
 from router.errors import SettingsError, StoreError
 from router.fleet.fleet import Fleet
@@ -32,10 +34,11 @@ from router.jobs.checks import Rules
 from router.jobs.gauges import Gauges
 from router.jobs.hurry import Hurry
 from router.jobs.intake import Allowance, Intake
+from router.jobs.lookout import Lookout
 from router.jobs.outlet import Outlet
 from router.jobs.reasons import Reasons
 from router.jobs.runner import Runner, Terms
-from router.jobs.store import Store
+from router.jobs.store import Event, Store
 from router.jobs.upkeep import Upkeep, always
 from router.jobs.webhooks import Webhooks
 from router.metrics import Metrics
@@ -57,6 +60,8 @@ class Corridor:
     estimates: Estimates
     spending: Spending
     metrics: Metrics
+    history: History
+    events: Events
 
 
 class Batching:
@@ -82,18 +87,20 @@ class Batching:
             calls=self._calls,
             terms=Terms(lease_s=batches.lease_s, retries=batches.retries),
         )
+        self.lookout = Lookout(store, self.runner, corridor.history)
         self._outlet = _outlet(settings, corridor, self.runner)
         self._hurry = Hurry(store=store, runner=self.runner)
         spend = corridor.spending.spend
         self._accounts = None if spend is None else Accounts(store=store, spend=spend)
         self._reasons = Reasons(runner=self.runner, fleet=fleet, admission=admission)
         self._known = Known(settings, fleet)
+        self._events = corridor.events
         self._gauges = Gauges(store, self.runner, self._known.served)
         corridor.metrics.also(self._gauges.families)
         self._upkeep = Upkeep(
             store=store,
             reasons=self._reasons.all,
-            ended=self._gauges.ended,
+            ended=self._ended,
             every_s=batches.sweep_s,
             keep_s=batches.keep_s,
         )
@@ -156,11 +163,17 @@ class Batching:
             loops.create_task(always(self._intake.run), name="jobs intake")
             loops.create_task(always(self._gauges.run), name="jobs gauges")
             loops.create_task(always(self._hurry.run), name="jobs hurry")
+            loops.create_task(always(self.lookout.run), name="jobs lookout")
             if self._outlet is not None:
                 loops.create_task(always(self._outlet.run), name="jobs outlet")
             if self._accounts is not None:
                 loops.create_task(always(self._accounts.run), name="jobs accounts")
             loops.create_task(always(self._webhooks.run), name="jobs webhooks")
+
+    def _ended(self, event: Event) -> None:
+        self._gauges.ended(event)
+        lines = f"{event.completed:,} of {event.total:,} lines done, {event.failed:,} failed"
+        self._events.add(Topic.BATCH, f"{event.batch_id} is {event.state}: {lines}", caller=event.caller)
 
     async def rest(self) -> None:
         """Run no more lines: what runs is ended upstream and put back, uncharged."""

@@ -17,6 +17,7 @@ from router.dispatch.control import Control
 from router.dispatch.dispatcher import Dispatcher
 from router.fleet.canary import Canary, Taster
 from router.fleet.fleet import Fleet
+from router.fleet.gpustack import Gpustack
 from router.fleet.keeper import Keeper
 from router.fleet.readmission import Readmission
 from router.fleet.recycle import Recycling
@@ -37,6 +38,7 @@ class Needed:
     keyring: Keyring
     metrics: Metrics
     clock: Callable[[], float]
+    gpustack: Callable[[], Gpustack | None]
 
 
 def canary_families() -> list[Level]:
@@ -48,7 +50,7 @@ class Caring:
     """`run` it as a task. `keeper.find` and `canary.sampled` are for who measures; `recycling` is the operator's."""
 
     def __init__(self, settings: Settings, needed: Needed) -> None:
-        self._client, self._dispatcher = needed.client, needed.dispatcher
+        self._client, self._dispatcher, self._gpustack = needed.client, needed.dispatcher, needed.gpustack
         admission = needed.dispatcher.admission
         taster = Taster(needed.client, needed.targets)
         self.recycling = Recycling(needed.fleet, taster, admission.empty, admission.changed, clock=needed.clock)
@@ -80,7 +82,7 @@ class Caring:
     def take(self, settings: Settings) -> None:
         """Take in changed settings."""
         self.recycling.care = assembly.care(settings)
-        self.recycling.hook = assembly.hook(settings, self._client)
+        self.recycling.hook = assembly.hook(settings, self._client, self._gpustack())
         self.recycling.hook_s = settings.care.recycle.hook_s
         self.canary.enabled = settings.care.canary.enabled
         self.canary.every_s = settings.care.canary.every_s

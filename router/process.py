@@ -17,6 +17,7 @@ import uvloop
 
 from router import logs
 from router.app import App, running
+from router.core.events import Topic
 from router.errors import SettingsError
 from router.settings import Change, Settings
 
@@ -97,6 +98,8 @@ async def _reload_when(hung_up: asyncio.Event, app: App, again: Callable[[], Set
             if any(change.key.startswith("log.") for change in found):
                 _log_as(app.settings)
             _tell(found)
+            if found:
+                app.events.add(Topic.SETTINGS, ", ".join(str(change) for change in found)[:400])
 
 
 async def _drained(app: App, told: asyncio.Queue[int]) -> None:

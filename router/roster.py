@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from router import assembly
-from router.core.node import Node
+from router.core.node import Node, State
 from router.dispatch.leg import Way
 from router.fleet.discovery import Discovery, Listed
 from router.fleet.fleet import Fleet
@@ -49,6 +49,7 @@ class Roster:
     targets: dict[str, Target]
     metrics: Metrics
     forget: Callable[[str], None]
+    moved: Callable[[Node, State], None] | None = None
 
     def __post_init__(self) -> None:
         self._said: list[Listed] = []
@@ -139,6 +140,7 @@ class Roster:
         self.targets[spec.url] = one.target
         if node is None or (node.spec.url, node.spec.engine) != (spec.url, spec.engine):
             node = Node(spec, reserve=reserve)
+            node.moved = self.moved
             node.jitter = partial(random.uniform, *JITTER)
             self.ways[node] = assembly.way(spec.name, one.target, spec.models, Pool(one.target, self._bounds))
             return node

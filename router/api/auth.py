@@ -16,7 +16,7 @@ from router.errors import Unauthorized
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds a key. `workload` is that of all its calls, if set; `fallback` allows the relay.
 
-    An `admin` may act on nodes.
+    An `admin` may act on nodes, and from the dashboard.
     """
 
     name: str = ""

@@ -25,7 +25,13 @@ class Ops:
         self._index = {
             "service": "ebbtide",
             "version": version("ebbtide"),
-            "links": {"models": "/v1/models", "alive": "/healthz", "ready": "/readyz", "metrics": "/metrics"},
+            "links": {
+                "dashboard": "/dashboard",
+                "models": "/v1/models",
+                "alive": "/healthz",
+                "ready": "/readyz",
+                "metrics": "/metrics",
+            },
         }
 
     async def index(self, _: Request) -> Response:

@@ -16,7 +16,7 @@ from types import TracebackType
 
 import msgspec
 
-from router.core.call import Workload
+from router.core.call import Call, Workload
 from router.core.pace import Past
 
 
@@ -41,15 +41,15 @@ class Permit:
     """The right to hold room on one node for the length of a `with` block.
 
     `prompt_tokens` is what is read before the first token; `began_at` and `spoke_at` (the first token, None before it)
-    are seconds of the node's clock. A `firm` permit is not taken back. `left` is called, once, when it is. `past` is
-    what earlier take-backs cost the call; `quiet` says that nothing else was read when it began, `chats` how many
-    interactive calls ran, `took` that batch was taken back for it.
+    are seconds of the node's clock. `call` is what runs. A `firm` permit is not taken back. `left` is called, once,
+    when it is. `past` is what earlier take-backs cost the call; `quiet` says that nothing else was read when it began,
+    `chats` how many interactive calls ran, `took` that batch was taken back for it.
     """
 
     __slots__ = (
         "_budget",
         "began_at",
-        "call_id",
+        "call",
         "chats",
         "firm",
         "left",
@@ -73,7 +73,7 @@ class Permit:
         self.began_at = now
         self.spoke_at: float | None = None
         self.past: Past | None = None
-        self.call_id = ""
+        self.call: Call | None = None
         self.firm = False
         self.taken = False
         self.took = False

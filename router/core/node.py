@@ -147,7 +147,7 @@ class Node(Standing):
     def hold(self, call: Call, now: float, past: Past | None = None) -> Permit:
         """Take room for a call, for the `with` block of the permit."""
         permit = self.budget.hold(self.room_for(call), call.workload, prompt_tokens=call.prompt_tokens, now=now)
-        permit.past, permit.call_id = past, call.id
+        permit.past, permit.call = past, call
         if call.workload is Workload.INTERACTIVE:
             self.pace.chat_came(now)
         return permit

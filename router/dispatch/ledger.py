@@ -7,6 +7,7 @@ from router.core.call import Outcome, Usage
 from router.core.estimate import Estimates
 from router.core.placement import RelayCause
 from router.core.signals import Heard
+from router.dispatch.history import History
 from router.dispatch.spans import Spans
 from router.dispatch.spending import Spending
 from router.dispatch.trip import RELAY, Trip
@@ -29,7 +30,7 @@ class Ledger:
     """`clock` gives seconds of a steady clock; the rest is told of every leg and every trip that ended.
 
     `spending` is asked what the relay may still cost; `observe` is told what each call met on a node or the relay.
-    `gaps` are those between two tokens, each call's mean.
+    `gaps` are those between two tokens, each call's mean; `history`, if there is one, keeps the last hour.
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Ledger:
         self._estimates = estimates
         self.spending = spending or Spending(None)
         self.spans: Spans | None = None
+        self.history: History | None = None
         text = "Mean time between two tokens of one sequence of a streamed answer."
         self.gaps = Spread("token_gap_seconds", text, GAP_S, "workload", "node")
 
@@ -70,6 +72,8 @@ class Ledger:
         call = trip.call
         outcome = trip.outcome = trip.outcome or Outcome.COMPLETED
         self.spending.end(trip)
+        if self.history is not None:
+            self.history.ended(trip)
         usage = trip.counted()
         if usage is not None and trip.place != RELAY:
             one = Usage(usage.prompt, usage.completion // max(1, call.sequences))

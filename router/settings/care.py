@@ -30,6 +30,8 @@ class Recycle(Section):
     """Hook: a program and its arguments, run without a shell. EBBTIDE_NODE and EBBTIDE_NODE_URL say which node."""
     http: HttpHook | None = None
     """Hook: a call, instead of a command."""
+    gpustack: bool = False
+    """Hook: GPUStack restarts the one instance in place, instead of a command; needs `discovery.gpustack`."""
     hook_s: Seconds = 120
     """Longest run of the hook; a command is killed then, with all it started."""
     settle_s: Seconds = 2
@@ -47,16 +49,16 @@ class Recycle(Section):
 
     @model_validator(mode="after")
     def _one_hook(self) -> "Recycle":
-        if self.command and self.http is not None:
-            raise Clash((("http",), "there is a command too; a node is restarted by one of them"))
+        if bool(self.command) + (self.http is not None) + self.gpustack > 1:
+            raise Clash((("http",), "there is another hook too; a node is restarted by one of them"))
         if self.enabled and not self.hooked:
-            raise Clash((("enabled",), "needs a hook: set command or http"))
+            raise Clash((("enabled",), "needs a hook: set command, http or gpustack"))
         return self
 
     @property
     def hooked(self) -> bool:
         """Whether there is a hook."""
-        return bool(self.command) or self.http is not None
+        return bool(self.command) or self.http is not None or self.gpustack
 
 
 class Canary(Section):

@@ -222,7 +222,7 @@ class KeyEntry(Section):
     fallback: bool = True
     """Whether its calls may go to the relay."""
     admin: bool = False
-    """Whether its holder may drain, resume and recycle nodes."""
+    """Whether its holder may act on nodes, and sees all callers' batches on the dashboard and may end them."""
     quota: QuotaEntry | None = None
     """What it may hold in files and batches; empty is without limit."""
     webhook_url: HookUrl | None = None

@@ -18,6 +18,7 @@ from router.jobs.store.database import Clock, Database
 from router.jobs.store.deliveries import Deliveries
 from router.jobs.store.holdings import Holdings
 from router.jobs.store.inputs import Inputs
+from router.jobs.store.overview import Lines, Overview, Overviews, Progress
 from router.jobs.store.results import Results
 from router.jobs.store.routers import Routers
 from router.jobs.store.rows import (
@@ -48,7 +49,7 @@ from router.jobs.store.wakes import Topic, Wakes
 from router.jobs.store.writer import FileWriter, PartWriter
 
 
-class Store(Uploads, Inputs, Results, Routers, Batches, Validation, Sweep, Deliveries, Holdings, Spending):
+class Store(Uploads, Inputs, Results, Routers, Batches, Validation, Sweep, Deliveries, Holdings, Spending, Overviews):
     """All of it. Open one in a process."""
 
     @classmethod
@@ -109,13 +110,16 @@ __all__ = [
     "Held",
     "JobRow",
     "LineError",
+    "Lines",
     "NewBatch",
     "NewJob",
     "NewResult",
     "Outbox",
+    "Overview",
     "Pace",
     "PartRow",
     "PartWriter",
+    "Progress",
     "RouterRow",
     "Store",
     "StoreUsage",

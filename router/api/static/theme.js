@@ -1,0 +1,5 @@
+// Runs before the page is drawn, so that a chosen theme does not flash.
+(() => {
+  const chosen = localStorage.getItem("ebbtide-theme");
+  if (chosen === "light" || chosen === "dark") document.documentElement.dataset.theme = chosen;
+})();

@@ -1,0 +1,58 @@
+"""The last things that happened here, for whoever looks later.
+
+Rules: a ring of a fixed size, so it costs the same on a quiet night and in a storm; each entry has a number that is
+never used again, so that whoever saw some can ask for the rest; a text tells what and why in words, and never holds a
+prompt, an answer or a key. `at` is unix seconds, given by a clock that whoever makes the ring hands in.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+
+import msgspec
+
+MOST = 500
+"""Entries that are kept."""
+TEXT = 512
+"""Most characters of a text: some of it is what a node said."""
+
+
+class Topic(StrEnum):
+    """What an entry is about."""
+
+    NODE = "node"
+    TAKE_BACK = "take_back"
+    BATCH = "batch"
+    RECYCLE = "recycle"
+    SETTINGS = "settings"
+    OPERATOR = "operator"
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One thing that happened. `node`, `model` and `caller` are empty where they do not apply."""
+
+    number: int
+    at: float
+    topic: Topic
+    text: str
+    node: str = ""
+    model: str = ""
+    caller: str = ""
+
+
+class Events:
+    """The ring. Anybody may add; `clock` gives unix seconds."""
+
+    def __init__(self, clock: Callable[[], float], most: int = MOST) -> None:
+        self._clock = clock
+        self._entries: deque[Entry] = deque(maxlen=most)
+        self.last = 0
+
+    def __iter__(self) -> Iterator[Entry]:
+        return iter(self._entries)
+
+    def add(self, topic: Topic, text: str, *, node: str = "", model: str = "", caller: str = "") -> None:
+        """Something happened now."""
+        self.last += 1
+        entry = Entry(self.last, self._clock(), topic, text[:TEXT], node, model[:TEXT], caller)
+        self._entries.append(entry)

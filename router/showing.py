@@ -1,0 +1,65 @@
+"""What the dashboard and the care of nodes are told by the rest of a running router. Nothing here decides."""
+
+from collections.abc import Callable
+
+from router.api import cards
+from router.api.board import Trend
+from router.batching import Batching
+from router.caring import Caring
+from router.core.budget import Permit
+from router.core.drift import Verdict
+from router.core.events import Events, Topic
+from router.core.node import Node, State
+from router.core.signals import Heard
+from router.core.yielding import Mode
+from router.fleet.watch import Watch
+
+__all__ = ["acquaint", "moved", "taken_back", "trend"]
+
+
+def moved(events: Events) -> Callable[[Node, State], None]:
+    """Who writes down that a node's state changed."""
+
+    def tell(node: Node, before: State) -> None:
+        events.add(Topic.NODE, f"{before} → {node.state}: {node.cause}", node=node.name)
+
+    return tell
+
+
+def taken_back(events: Events, batching: Batching | None, node: Node, permit: Permit, mode: Mode) -> None:
+    """Write down a take-back."""
+    call = permit.call
+    line = batching.lookout.taken_back(call) if batching is not None and call is not None else None
+    model, caller = ("", "") if call is None else (call.model, call.caller)
+    events.add(Topic.TAKE_BACK, cards.take_back(node, permit, line, mode), node=node.name, model=model, caller=caller)
+
+
+def trend(watch: Watch) -> Callable[[str], Trend | None]:
+    """Who tells how a node has changed."""
+
+    def of(name: str) -> Trend | None:
+        found = watch.diagnosis(name)
+        if found.verdict is Verdict.UNKNOWN and found.rss_bytes is None:
+            return None
+        drift = None if found.ttft_drift_ratio is None else found.ttft_drift_ratio - 1.0
+        return Trend(
+            ttft_drift=drift,
+            rss_bytes_an_hour=found.rss_slope_bytes_per_hour,
+            rss_bytes=() if found.rss_bytes is None else (found.rss_bytes,),
+            verdict=found.verdict,
+        )
+
+    return of
+
+
+def acquaint(caring: Caring, watch: Watch, events: Events) -> None:
+    """Let those who care for nodes know what is held of them, and others what they do and their canaries meet."""
+    caring.recycling.told = lambda name, text: events.add(Topic.RECYCLE, text, node=name)
+    caring.keeper.find = lambda node: watch.diagnosis(node.name)
+    sampled = caring.canary.sampled
+
+    def both(name: str, seconds: float) -> None:
+        sampled(name, seconds)
+        watch.observe(name, Heard(prompt_tokens=0, first_token_s=seconds))
+
+    caring.canary.sampled = both
