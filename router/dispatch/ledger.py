@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from router import logs
-from router.core.call import Outcome, Usage
+from router.core.call import Call, Outcome, Usage
 from router.core.estimate import Estimates
 from router.core.placement import RelayCause
 from router.core.signals import Heard
@@ -76,8 +76,7 @@ class Ledger:
             self.history.ended(trip)
         usage = trip.counted()
         if usage is not None and trip.place != RELAY:
-            one = Usage(usage.prompt, usage.completion // max(1, call.sequences))
-            self._estimates.of(call.model).learn(call.counted, one, call.asked)
+            self._learn(call, usage)
         if trip.committed:
             self.leg(trip, outcome)
         if self.spans is not None:
@@ -109,6 +108,10 @@ class Ledger:
             usage=usage,
             retries=max(0, trip.legs - 1),
         )
+
+    def _learn(self, call: Call, usage: Usage) -> None:
+        one = Usage(usage.prompt, usage.completion // max(1, call.sequences))
+        self._estimates.of(call.model).learn(call.counted, one, call.asked)
 
     def _gap(self, trip: Trip, first_token_s: float | None, duration_s: float) -> None:
         written = trip.written()
