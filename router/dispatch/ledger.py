@@ -81,10 +81,7 @@ class Ledger:
             self.leg(trip, outcome)
         if self.spans is not None:
             self.spans.close(trip, outcome)
-        if outcome is Outcome.CUT:
-            self._metrics.truncated(trip.place)
-        if trip.events is not None and trip.events.oversized:
-            self._metrics.oversized_event()
+        self._count_flaws(trip, outcome)
         went = (trip.place or None, trip.queued_s, trip.first_token_s(), trip.duration_s())
         node, queued_s, first_token_s, duration_s = went
         self._gap(trip, first_token_s, duration_s)
@@ -108,6 +105,12 @@ class Ledger:
             usage=usage,
             retries=max(0, trip.legs - 1),
         )
+
+    def _count_flaws(self, trip: Trip, outcome: Outcome) -> None:
+        if outcome is Outcome.CUT:
+            self._metrics.truncated(trip.place)
+        if trip.events is not None and trip.events.oversized:
+            self._metrics.oversized_event()
 
     def _learn(self, call: Call, usage: Usage) -> None:
         one = Usage(usage.prompt, usage.completion // max(1, call.sequences))
