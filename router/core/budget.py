@@ -10,6 +10,7 @@ Rules:
 - A permit tells its phase: in prefill until its first token, then in decode.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from types import TracebackType
@@ -43,7 +44,8 @@ class Permit:
     `prompt_tokens` is what is read before the first token; `began_at` and `spoke_at` (the first token, None before it)
     are seconds of the node's clock. `call` is what runs. A `firm` permit is not taken back. `left` is called, once,
     when it is. `past` is what earlier take-backs cost the call; `quiet` says that nothing else was read when it began,
-    `chats` how many interactive calls ran, `took` that batch was taken back for it.
+    `chats` how many interactive calls ran, `took` that batch was taken back for it, `stalled_s` how long batch was read
+    beside it.
     """
 
     __slots__ = (
@@ -58,6 +60,7 @@ class Permit:
         "quiet",
         "room",
         "spoke_at",
+        "stalled_s",
         "taken",
         "took",
         "workload",
@@ -74,6 +77,7 @@ class Permit:
         self.spoke_at: float | None = None
         self.past: Past | None = None
         self.call: Call | None = None
+        self.stalled_s = 0.0
         self.firm = False
         self.taken = False
         self.took = False
@@ -153,6 +157,16 @@ class Budget:
     def held(self, workload: Workload | None = None) -> Room:
         """Room held by permits, of one workload or of all."""
         return Room(*(self._all if workload is None else self._held[workload]))
+
+    def reads_since(self) -> float:
+        """When the newest batch call in prefill began; infinity if none is."""
+        if self.prefilling == self.reading:
+            return math.inf
+        return next((permit.began_at for permit in reversed(self.batch) if permit.spoke_at is None), math.inf)
+
+    def chatting(self) -> Iterator[Permit]:
+        """The interactive permits."""
+        return (permit for permit in self._permits if permit.workload is Workload.INTERACTIVE)
 
     def clamp(self, room: Room) -> Room:
         """The room a call takes at most: a node never gives one call more than it has."""

@@ -47,6 +47,9 @@ __all__ = [
 EXPECTED = 5.0
 """A first token is waited for this many times as long as the slowest ones of its length took."""
 
+FEW = 4
+"""An answer beside fewer chats than this shows the usual time between two tokens."""
+
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """What the operator said. `models` maps public names to the node's own; empty means whatever the node lists."""
@@ -148,6 +151,10 @@ class Node(Standing):
         """Take room for a call, for the `with` block of the permit."""
         permit = self.budget.hold(self.room_for(call), call.workload, prompt_tokens=call.prompt_tokens, now=now)
         permit.past, permit.call = past, call
+        if call.workload is Workload.BATCH and self.budget.chats:
+            read_s = self.pace.left_s(call.prompt_tokens, past) or 0.0
+            for chat in self.budget.chatting():
+                chat.stalled_s += read_s
         if call.workload is Workload.INTERACTIVE:
             self.pace.chat_came(now)
         return permit
@@ -185,11 +192,12 @@ class Node(Standing):
             return
         pace, seconds = self.pace, now - permit.spoke_at
         gap_s, objective = pace.gap_s, pace.objective_s(stated_s)
+        pace.answered(tokens)
         slow = tokens > 1 and gap_s is not None and seconds / (tokens - 1) > GAP * gap_s
         own_s = OBJECTIVE * (pace.prefill_s(permit.prompt_tokens) or 0.0)
         late = objective is not None and permit.spoke_at - permit.began_at > max(objective, own_s)
         self.bearing.judge(permit.chats, kept=not (slow or late))
-        if gap_s is None or permit.chats <= self.bearing.limit / 4:
+        if gap_s is None or permit.chats < FEW:
             pace.wrote(tokens - 1, seconds)
 
     def respec(self, spec: Spec, *, reserve: float) -> None:

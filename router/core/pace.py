@@ -6,6 +6,7 @@ nothing else was read beside.
     seconds a prompt token    of quiet first tokens, by length class (a class is a power of two): mean and slowest
     unloaded                  the median quiet first token of an interactive call
     residue                   what an interactive call that took batch back waited longer than that: the engine's step
+    answers                   their tokens, of interactive calls, the lower quartile
     gap                       between two tokens of one interactive call, the lower quartile of calls
     kept                      the share of a taken-back prompt that needs not be read again
     arrivals                  the mean time between interactive calls
@@ -22,7 +23,7 @@ OFTEN = 8
 ENOUGH = 3
 """Samples before a quantile is believed."""
 OBJECTIVE = 3.0
-"""`auto`: the objective for the first token is this multiple of the unloaded one."""
+"""`auto`: the objective for the first token is this multiple of the unloaded one, p95 for p95."""
 GAP = 3.0
 """Batch may stretch the time between two tokens of a chat to so many times the usual."""
 WEIGHT = 0.2
@@ -81,7 +82,17 @@ class Past:
 class Pace:
     """What one node has shown. Times in seconds."""
 
-    __slots__ = ("_by_length", "_gaps", "_kept", "_mean_arrival", "_residue", "_slowest", "_unloaded", "arrived_at")
+    __slots__ = (
+        "_answers",
+        "_by_length",
+        "_gaps",
+        "_kept",
+        "_mean_arrival",
+        "_residue",
+        "_slowest",
+        "_unloaded",
+        "arrived_at",
+    )
 
     def __init__(self) -> None:
         self._by_length: dict[int, float] = {}
@@ -89,6 +100,7 @@ class Pace:
         self._unloaded = Recent(64)
         self._residue = Recent(32)
         self._gaps = Recent(64)
+        self._answers = Recent(64)
         self._kept: float | None = None
         self._mean_arrival: float | None = None
         self.arrived_at = LONG_AGO
@@ -109,6 +121,12 @@ class Pace:
     def gap_s(self) -> float | None:
         """Between two tokens of an interactive call with little beside it."""
         return self._gaps.quantile(0.25)
+
+    @property
+    def stall_s(self) -> float | None:
+        """What may be read beside an answer: a short one, a quartile, is then not stretched to more than GAP times."""
+        gap_s, tokens = self.gap_s, self._answers.quantile(0.25)
+        return None if gap_s is None or tokens is None else (GAP - 1.0) * gap_s * tokens
 
     @property
     def kept(self) -> float | None:
@@ -143,15 +161,17 @@ class Pace:
         return whole if whole is None or past is None else max(0.0, whole - past.read_s)
 
     def objective_s(self, stated: float | None) -> float | None:
-        """The first token an interactive call should have: as stated, else a multiple of the unloaded one.
+        """The p95 of first tokens interactive calls should have: as stated, else a multiple of the unloaded p95.
 
         Where the engine's step alone takes longer than that multiple, no objective below the step can be kept beside
         batch, and `auto` means what the step allows.
         """
         if stated is not None:
             return stated
-        unloaded = self.unloaded_s
-        return None if unloaded is None else max(OBJECTIVE * unloaded, unloaded + self.residue_s)
+        unloaded, usual_p95 = self.unloaded_s, self._unloaded.quantile(0.95)
+        if unloaded is None or usual_p95 is None:
+            return None
+        return max(OBJECTIVE * usual_p95, unloaded + self.residue_s)
 
     def silence(self, seconds: float, now: float) -> float:
         """How likely no interactive call comes for so long, if they come at random."""
@@ -180,6 +200,10 @@ class Pace:
         """An interactive call that took batch back had its first token after so long."""
         alone = self.prefill_s(prompt_tokens)
         self._residue.add(max(0.0, seconds - alone) if alone is not None else seconds)
+
+    def answered(self, tokens: int) -> None:
+        """An interactive call ended well, so many tokens long."""
+        self._answers.add(tokens)
 
     def wrote(self, tokens: int, seconds: float) -> None:
         """An interactive call wrote so many tokens after its first in so long."""

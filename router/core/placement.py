@@ -8,7 +8,7 @@ left, patience, the relay, and the reason to refuse.
 What batch may do on a node that chat uses is said in `yielding`, how many nodes chat is packed on in `packing`.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 
 import msgspec
@@ -16,9 +16,9 @@ import msgspec
 from router.core.budget import Permit
 from router.core.call import Call, Workload
 from router.core.node import PANIC_S, Node, State
-from router.core.pace import Past
+from router.core.pace import OBJECTIVE, Past
 from router.core.states import Access
-from router.core.yielding import FOR_CHAT, Begin, Mode, Policy, WaitReason, begin, victims
+from router.core.yielding import FOR_CHAT, Around, Begin, Mode, Policy, WaitReason, begin, victims
 
 __all__ = [
     "Decision",
@@ -210,11 +210,14 @@ def _shaped(call: Call, holding: Sequence[Node], situation: Situation) -> Sequen
 
 
 def packing_order(nodes: Sequence[Node]) -> list[Node]:
-    """The order in which chat fills nodes: those batch has no use for first, then where chat is, then without batch."""
+    """The order in which chat fills nodes.
 
-    def key(node: Node) -> tuple[bool, bool, bool]:
+    Those batch has no use for first, then where chat is, then without batch, then where least of a prompt was read.
+    """
+
+    def key(node: Node) -> tuple[bool, bool, bool, float]:
         budget = node.budget
-        return Workload.BATCH in node.spec.pools, not budget.chats, bool(budget.batch)
+        return Workload.BATCH in node.spec.pools, not budget.chats, bool(budget.batch), -budget.reads_since()
 
     return sorted(nodes, key=key)
 
@@ -240,7 +243,7 @@ def _chat(call: Call, ready: Sequence[Node], now: float, situation: Situation) -
 
 def _chat_among(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Run | TakeBack | None:
     packed = situation.packed
-    for circle in (nodes,) if packed is None else _circles(packing_order(nodes), packed):
+    for circle in (nodes,) if packed is None else _circles(call, packing_order(nodes), packed, situation.policy):
         fitting = [node for node in circle if node.budget.fits(node.room_for(call), call.workload)]
         if fitting:
             return _run_chat(call, _best(fitting, situation.turn), now, situation.policy)
@@ -251,10 +254,32 @@ def _chat_among(call: Call, nodes: Sequence[Node], now: float, situation: Situat
     return None
 
 
-def _circles(ordered: Sequence[Node], packed: int) -> list[Sequence[Node]]:
-    """Nodes chat is packed on and are not at their limit, then the next one, then all."""
-    inner = [node for node in ordered[:packed] if node.budget.chats < node.bearing.limit]
-    return [inner, ordered[packed : packed + 1], ordered]
+def _circles(call: Call, ordered: Sequence[Node], packed: int, policy: Policy) -> Iterator[Sequence[Node]]:
+    """Nodes chat is packed on that bear one more and answer in time, then others one by one, then past limits."""
+    late = {node: _late_s(call, node, policy) for node in ordered}
+    yield [node for node in ordered[:packed] if late[node] <= 0.0 and node.budget.chats < node.bearing.limit]
+    for node in ordered[packed:]:
+        if late[node] <= 0.0:
+            yield [node]
+    yield [node for node in ordered if late[node] <= 0.0]
+    for node in sorted(ordered, key=late.__getitem__):
+        yield [node]
+
+
+def _late_s(call: Call, node: Node, policy: Policy) -> float:
+    """How much later than chats there can bear the prompt is read, after those of chats that came before.
+
+    What is borne is the objective for the first token and, beside answers, what stretches not even short ones too much.
+    """
+    pace, unread = node.pace, node.budget.unread
+    objective, own_s = pace.objective_s(policy.ttft_p95_s), pace.prefill_s(call.prompt_tokens)
+    if objective is None or own_s is None:
+        return 0.0
+    read_s = own_s + ((pace.prefill_s(unread) or 0.0) if unread else 0.0)
+    borne_s, stall_s = max(objective, OBJECTIVE * own_s), pace.stall_s
+    if node.budget.chats and stall_s is not None:
+        borne_s = min(borne_s, stall_s)
+    return read_s - borne_s
 
 
 def _run_chat(call: Call, node: Node, now: float, policy: Policy) -> Run | TakeBack:
@@ -270,7 +295,8 @@ def _batch(call: Call, ready: Sequence[Node], now: float, situation: Situation) 
     inner = frozenset(node.name for node in packing_order(ready)[: situation.packed or 0]) if len(ready) > 1 else ()
     elsewhere = any(not node.budget.chats and node.name not in inner for node in ready) if len(ready) > 1 else False
     for node in _preferred(ready, inner, situation):
-        beginning = _beginning(call, node, now, situation, elsewhere=elsewhere)
+        around = Around(elsewhere=elsewhere, left_over=situation.packed is not None and node.name not in inner)
+        beginning = _beginning(call, node, now, situation, around)
         reason = beginning.reason
         if reason is None:
             return Run(node, beginning.firm)
@@ -288,7 +314,7 @@ def _batch(call: Call, ready: Sequence[Node], now: float, situation: Situation) 
     return wait
 
 
-def _beginning(call: Call, node: Node, now: float, situation: Situation, *, elsewhere: bool) -> Begin:
+def _beginning(call: Call, node: Node, now: float, situation: Situation, around: Around) -> Begin:
     """Whether a batch call may begin on that node."""
     if not node.budget.fits(node.room_for(call), call.workload) or _swamped(node):
         return Begin(WaitReason.NO_ROOM)
@@ -296,7 +322,7 @@ def _beginning(call: Call, node: Node, now: float, situation: Situation, *, else
         return Begin(WaitReason.ENGINE_QUEUE)
     if situation.chat_waits and Workload.INTERACTIVE in node.spec.pools:
         return Begin(WaitReason.CHAT_WAITS)
-    return begin(call, node, situation.past, situation.policy, now, elsewhere=elsewhere)
+    return begin(call, node, situation.past, situation.policy, now, around)
 
 
 def _preferred(ready: Sequence[Node], inner: Collection[str], situation: Situation) -> list[Node]:

@@ -16,7 +16,7 @@ from router.core.call import Call, Workload
 from router.core.node import Node
 from router.core.pace import GAP, Past
 
-__all__ = ["Begin", "Mode", "Policy", "WaitReason", "begin", "victims"]
+__all__ = ["Around", "Begin", "Mode", "Policy", "WaitReason", "begin", "victims"]
 
 SMALL_TOKENS = 512
 """A prompt of no more than this many tokens, all batch prompts in prefill together, is read in one step."""
@@ -24,6 +24,8 @@ TRICKLE = 0.04
 """Share of the time batch waits for chat that it gets back. Below 1 - 0.95, so that a p95 objective bears it."""
 TRICKLE_MOST_S = 120.0
 """So much is saved up at most."""
+STRETCH = 2.0
+"""Answers left over on a node chat has moved from may take so many times their usual time. Below GAP."""
 LOSSES_MOST = 3.0
 """A call whose prompt was read for nothing this many times is not taken back again."""
 TIMES_MOST = 200
@@ -80,6 +82,18 @@ class Begin(msgspec.Struct, frozen=True):
     firm: bool = False
 
 
+class Around(msgspec.Struct, frozen=True, kw_only=True):
+    """How a node stands among others.
+
+    `elsewhere`: batch has nodes that chat does not use, so it needs no trickle here; `left_over`: chat is packed on
+    others, and the chats here get no new ones.
+    """
+
+    elsewhere: bool = False
+    left_over: bool = False
+
+
+ALONE = Around()
 NOW = Begin()
 FIRMLY = Begin(firm=True)
 
@@ -90,12 +104,13 @@ def protected(past: Past | None) -> bool:
 
 
 def begin(  # what is known, one by one
-    call: Call, node: Node, past: Past | None, policy: Policy, now: float, *, elsewhere: bool = False
+    call: Call, node: Node, past: Past | None, policy: Policy, now: float, around: Around = ALONE
 ) -> Begin:
     """Whether a batch call that has room may begin on that node, for what chat there would notice.
 
-    Batch that has nodes `elsewhere`, which chat does not use, needs no trickle here.
+    Chats that are left over bear a prompt beside them once they have written for long enough.
     """
+    elsewhere = around.elsewhere
     budget = node.budget
     if not budget.chats and Workload.INTERACTIVE not in node.spec.pools:
         return NOW
@@ -109,7 +124,7 @@ def begin(  # what is known, one by one
     if budget.chats:
         if _unnoticed(node, left_s) or (not elsewhere and (firm or _saved(node, left_s))):
             return FIRMLY
-        return Begin(WaitReason.CHAT_DECODE)
+        return NOW if around.left_over and _borne(node, left_s, now) else Begin(WaitReason.CHAT_DECODE)
     if firm:
         return FIRMLY
     begins = _between_chats(node, left_s, policy, now)
@@ -133,6 +148,15 @@ def _unnoticed(node: Node, left_s: float | None) -> bool:
     """Whether reading fits between two tokens of the chats that run."""
     gap_s = node.pace.gap_s
     return left_s is not None and gap_s is not None and left_s <= (GAP - 1.0) * gap_s
+
+
+def _borne(node: Node, left_s: float | None, now: float) -> bool:
+    """Whether every answer written there, with this prompt read beside it, stays below STRETCH times its usual time."""
+    return left_s is not None and all(
+        permit.spoke_at is not None
+        and permit.stalled_s + left_s <= (STRETCH - 1.0) * (now - permit.spoke_at - permit.stalled_s)
+        for permit in node.budget.chatting()
+    )
 
 
 def _saved(node: Node, left_s: float | None) -> bool:

@@ -100,3 +100,23 @@ def test_a_quantile_is_one_of_the_last(values: list[float], share: float) -> Non
     for value in values:
         recent.add(value)
     assert recent.quantile(share) in values[-16:]
+
+
+def test_auto_is_judged_p95_for_p95() -> None:
+    pace = Pace()
+    for number in range(20):
+        read(pace, 4000 if number >= 18 else 200, 0.4 if number >= 18 else 0.02, times=1, chat=True)
+    assert pace.unloaded_s == pytest.approx(0.02)
+    assert pace.objective_s(None) == pytest.approx(OBJECTIVE * 0.4), "long prompts are late already when alone"
+
+
+def test_a_short_answer_bears_less_beside_it_than_a_long_one() -> None:
+    brief, wordy = Pace(), Pace()
+    assert brief.stall_s is None
+    for _ in range(5):
+        brief.wrote(10, 0.2)
+        wordy.wrote(10, 0.2)
+        brief.answered(10)
+        wordy.answered(400)
+    assert brief.stall_s == pytest.approx(2.0 * 0.02 * 10)
+    assert wordy.stall_s == pytest.approx(40 * brief.stall_s)
