@@ -16,7 +16,7 @@ import msgspec
 from router.core.budget import Permit
 from router.core.call import Call, Workload
 from router.core.node import PANIC_S, Node, State
-from router.core.pace import OBJECTIVE, Past
+from router.core.pace import Past
 from router.core.states import Access
 from router.core.yielding import FOR_CHAT, Around, Begin, Mode, Policy, WaitReason, begin, victims
 
@@ -276,7 +276,7 @@ def _late_s(call: Call, node: Node, policy: Policy) -> float:
     if objective is None or own_s is None:
         return 0.0
     read_s = own_s + ((pace.prefill_s(unread) or 0.0) if unread else 0.0)
-    borne_s, stall_s = max(objective, OBJECTIVE * own_s), pace.stall_s
+    borne_s, stall_s = max(objective, own_s), pace.stall_s
     if node.budget.chats and stall_s is not None:
         borne_s = min(borne_s, stall_s)
     return read_s - borne_s
