@@ -3,17 +3,17 @@
 from collections.abc import Mapping
 
 import msgspec
-from sqlalchemy import Double, RowMapping, Text, bindparam, func, select, update
+from sqlalchemy import RowMapping, bindparam, func, select, update
 
 from router.core.job import BatchEvent, BatchState, JobState, sources, urgency
 from router.core.lateness import Standing, Standings
 from router.core.wellformed import mended
 from router.errors import Conflict, NotFound
-from router.jobs.schema import batches, files, jobs, routers
+from router.jobs.schema import batches, files, jobs
 from router.jobs.store.database import Query, Transaction
 from router.jobs.store.files import visible
 from router.jobs.store.rows import BatchRow, NewBatch, Pace, Prefix, batch_row, new_id
-from router.jobs.store.shelf import Shelf, is_state, known, locked
+from router.jobs.store.shelf import OTHERS, Shelf, is_state, known, locked
 from router.jobs.store.wakes import Topic
 
 ACTIVE = is_state(
@@ -25,12 +25,6 @@ LEFT = batches.c.total - batches.c.completed - batches.c.failed - batches.c.stop
 """Lines of a batch that have no end yet."""
 
 ONE = select(batches).where(batches.c.caller == bindparam("of_caller"), batches.c.id == bindparam("of_id"))
-
-
-OTHERS = select(func.coalesce(func.sum(routers.c.pace), 0)).where(
-    routers.c.id != bindparam("me", type_=Text), routers.c.beat_at >= bindparam("since", type_=Double)
-)
-"""The pace of the other live routers."""
 
 
 def _watched() -> Query:
@@ -185,15 +179,11 @@ class Batches(Shelf):
         going = select(*columns).where(is_state(batches.c.state, BatchState.IN_PROGRESS), LEFT > 0)
         async with self._db.read() as tx:
             rows = await tx.all(going.order_by(batches.c.urgency, batches.c.number).limit(limit))
-            now = await tx.now()
             return Standings(
-                now=now,
+                now=await tx.now(),
                 batches=[Standing(batch_id=row["id"], **{key: row[key] for key in _STANDING}) for row in rows],
-                done=self._own_pace(now) + int(await tx.scalar(OTHERS, self._others(now))),
+                done=await self._pace(tx),
             )
-
-    def _others(self, now: float) -> dict[str, object]:
-        return {"me": self.router, "since": now - self._stale_s}
 
 
 async def stop_running(tx: Transaction, batch: int, state: JobState) -> int:

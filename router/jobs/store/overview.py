@@ -112,9 +112,6 @@ class Overviews(Shelf):
             found = await tx.first(select(batches.c.number).where(batches.c.id == batch_id))
             return None if found is None else await _lines(tx, found["number"])
 
-    async def _pace(self, tx: Transaction) -> int:
-        raise NotImplementedError
-
 
 async def _lines(tx: Transaction, number: int) -> Lines:
     mine = jobs.c.batch == number

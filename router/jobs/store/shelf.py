@@ -4,10 +4,10 @@ import re
 from collections import deque
 from collections.abc import Iterable
 
-from sqlalchemy import BigInteger, ColumnElement, bindparam, literal_column
+from sqlalchemy import BigInteger, ColumnElement, Double, Text, bindparam, func, literal_column, select
 
-from router.jobs.schema import jobs
-from router.jobs.store.database import Condition, Database, Query
+from router.jobs.schema import jobs, routers
+from router.jobs.store.database import Condition, Database, Query, Transaction
 from router.jobs.store.measures import Measures
 from router.jobs.store.wakes import Wakes
 
@@ -19,6 +19,10 @@ STEP_ROWS = 2000
 """Most rows one upkeep transaction changes."""
 PACE_S = 60.0
 """Lines finished in the last so many seconds are a router's pace."""
+OTHERS = select(func.coalesce(func.sum(routers.c.pace), 0)).where(
+    routers.c.id != bindparam("me", type_=Text), routers.c.beat_at >= bindparam("since", type_=Double)
+)
+"""The pace of the other live routers."""
 _ID = re.compile(r"[A-Za-z0-9_-]{1,128}", re.ASCII)
 
 
@@ -53,6 +57,14 @@ class Shelf:
         while self._finished and not now - PACE_S <= self._finished[0][0] <= now + 1:  # later: the clock was set back
             self._finished.popleft()
         return sum(lines for _, lines in self._finished)
+
+    def _others(self, now: float) -> dict[str, object]:
+        return {"me": self.router, "since": now - self._stale_s}
+
+    async def _pace(self, tx: Transaction) -> int:
+        """Lines all live routers finished in the last minute."""
+        now = await tx.now()
+        return self._own_pace(now) + int(await tx.scalar(OTHERS, self._others(now)))
 
 
 def is_state(column: ColumnElement[str], *states: str) -> Condition:
