@@ -72,7 +72,9 @@ def test_every_metric_of_ours_is_looked_at_somewhere():
     assert unseen <= {
         "call_duration_seconds", "queue_bytes", "oversized_events", "node_running", "node_room_sequences",
         "config_last_reload_success_timestamp_seconds", "discovery_nodes", "discovery_success_timestamp_seconds",
-        "batch_lines_taken", "store_files",
+        "batch_lines_taken", "store_files", "node_rss_bytes", "node_ttft_drift_ratio", "node_gap_drift_ratio",
+        "node_relay_drift_ratio", "agent_up", "canary_seconds", "node_recycles", "node_recycling", "node_recycle_due",
+        "node_agent_up",
     }  # fmt: skip
 
 

@@ -20,8 +20,11 @@ pytestmark = pytest.mark.skipif(
 LONG = "word " * 2000
 BATCH = (("X-Ebbtide-Workload", "batch"),)
 USAGE = {"include_usage": True}
-QUIET = {"ebbtide_store_errors_total", "ebbtide_webhook_attempts_total"}
-"""What tells of an event that this load does not make: a store that fails, a receiver of webhooks."""
+QUIET = {
+    "ebbtide_store_errors_total", "ebbtide_webhook_attempts_total", "ebbtide_node_memory_limit_seconds",
+    "ebbtide_node_diagnosis",
+}  # fmt: skip
+"""What tells of what this load does not make: a store that fails, receivers of webhooks, memory that grows for hours."""
 WITHIN_S = 20.0
 
 
