@@ -24,7 +24,7 @@ QUIET = {
     "ebbtide_store_errors_total", "ebbtide_webhook_attempts_total", "ebbtide_node_memory_limit_seconds",
     "ebbtide_node_diagnosis",
 }  # fmt: skip
-"""What tells of what this load does not make: a store that fails, receivers of webhooks, memory that grows for hours."""
+"""What tells of what this load does not make: a store that fails, webhooks, memory that grows for hours."""
 WITHIN_S = 20.0
 
 
