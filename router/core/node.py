@@ -51,6 +51,12 @@ FEW = 4
 """An answer beside fewer chats than this shows the usual time between two tokens."""
 
 
+CACHING = frozenset(("vllm", "sglang", "llamacpp"))
+"""Engines that keep what they have read of a prompt, unless somebody turned that off."""
+KEPT_LOSS = 0.1
+"""What a take-back is held to cost there, in prompts, until one that was taken back has been read to its end."""
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """What the operator said. `models` maps public names to the node's own; empty means whatever the node lists."""
 
@@ -181,7 +187,8 @@ class Node(Standing):
         wasted = 0.0
         if past is not None:
             until = now if permit.spoke_at is None else permit.spoke_at
-            wasted = self.pace.lost(permit.prompt_tokens, until - permit.began_at, past)
+            untold = KEPT_LOSS if self.facts.engine in CACHING else 1.0
+            wasted = self.pace.lost(permit.prompt_tokens, until - permit.began_at, past, untold=untold)
             past.node, past.taken_at = self.name, now
         permit.take()
         return wasted

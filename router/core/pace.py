@@ -224,8 +224,10 @@ class Pace:
             again = max(0.0, seconds - max(0.0, whole - past.spent_s))
             self._kept = _mixed(self._kept, max(0.0, 1.0 - again / past.spent_s), WEIGHT)
 
-    def lost(self, prompt_tokens: int, seconds: float, past: Past) -> float:
+    def lost(self, prompt_tokens: int, seconds: float, past: Past, *, untold: float = 1.0) -> float:
         """A prompt is taken back after so long. Returns the prompt tokens that were read for nothing.
+
+        `untold` is the loss, in prompts, that is assumed while nobody knows what is kept.
 
         One that was read for far longer than it takes, and is not through, shows that nothing is kept.
         """
@@ -239,7 +241,7 @@ class Pace:
         share = 1.0 if whole is None else min(1.0, seconds / whole) if whole > 0 else 0.0
         past.times += 1
         past.read_s = read_s * kept
-        past.losses += 1.0 if self._kept is None else share * (1.0 - kept)
+        past.losses += untold if self._kept is None else share * (1.0 - kept)
         return share * (1.0 - kept) * prompt_tokens
 
 
