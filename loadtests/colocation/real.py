@@ -161,11 +161,13 @@ def rounds(told: argparse.Namespace, engine: str, shape: Shape) -> dict[str, lis
         systems["ebbtide"] = ("batches", stack.enter_context(ebbtide(engine)))
         for number in range(told.rounds):
             print(f"round {number + 1}: {shape.rate:g} chats a second", file=sys.stderr)
-            for name, (batch, url) in systems.items():
+            for place, (name, (batch, url)) in enumerate(systems.items()):
                 if told.only and name not in told.only:
                     continue
                 silent = Shape(**{**vars(shape), "rate": 0.0, "burst": 0}) if name == "batch alone" else shape
-                found.setdefault(name, []).append(one_run(name, batch, url, silent, told.seed + number))
+                found.setdefault(name, []).append(
+                    one_run(name, batch, url, silent, told.seed + 1000 * number + 10 * place)
+                )
     return found
 
 

@@ -41,11 +41,11 @@ class Phase(StrEnum):
 class Permit:
     """The right to hold room on one node for the length of a `with` block.
 
-    `prompt_tokens` is what is read before the first token; `began_at` and `spoke_at` (the first token, None before it)
-    are seconds of the node's clock. `call` is what runs. A `firm` permit is not taken back. `left` is called, once,
-    when it is. `past` is what earlier take-backs cost the call; `quiet` says that nothing else was read when it began,
-    `chats` how many interactive calls ran, `took` that batch was taken back for it, `stalled_s` how long batch was read
-    beside it.
+    `prompt_tokens` is what is read before the first token; `began_at` and `spoke_at` (the first token, None before
+    it) are seconds of the node's clock. `call` is what runs. A `firm` permit is not taken back before `firm_until`.
+    `left` is called, once, when it is. `past` is what earlier take-backs cost the call; `quiet` says that nothing
+    else was read when it began, `chats` how many interactive calls ran, `took` that batch was taken back for it,
+    `stalled_s` how long batch was read beside it.
     """
 
     __slots__ = (
@@ -54,6 +54,7 @@ class Permit:
         "call",
         "chats",
         "firm",
+        "firm_until",
         "left",
         "past",
         "prompt_tokens",
@@ -79,6 +80,7 @@ class Permit:
         self.call: Call | None = None
         self.stalled_s = 0.0
         self.firm = False
+        self.firm_until = math.inf
         self.taken = False
         self.took = False
         self.left: Callable[[], None] | None = None

@@ -174,7 +174,7 @@ class Node(Standing):
             return
         seconds = now - permit.began_at
         if permit.past is not None and permit.past.times:
-            self.pace.resumed(permit.prompt_tokens, seconds, permit.past)
+            self.pace.resumed(permit.prompt_tokens, seconds, permit.past, keeps=self.facts.engine in CACHING)
         elif permit.took:
             self.pace.took(permit.prompt_tokens, seconds)
         elif permit.quiet:

@@ -156,9 +156,14 @@ class Pace:
         return None if rate is None else rate * prompt_tokens
 
     def left_s(self, prompt_tokens: int, past: Past | None) -> float | None:
-        """How long reading a prompt would take now, of which a part may be kept."""
+        """How long reading a prompt would take now, of which a part may be kept.
+
+        One that was read for longer than it should take is taken for unread: nothing of it seems to be kept.
+        """
         whole = self.prefill_s(prompt_tokens)
-        return whole if whole is None or past is None else max(0.0, whole - past.read_s)
+        if whole is None or past is None or past.read_s <= 0.0:
+            return whole
+        return whole - past.read_s if past.read_s < whole else whole
 
     def objective_s(self, stated: float | None) -> float | None:
         """The p95 of first tokens interactive calls should have: as stated, else a multiple of the unloaded p95.
@@ -210,14 +215,16 @@ class Pace:
         if tokens > 0:
             self._gaps.add(seconds / tokens)
 
-    def resumed(self, prompt_tokens: int, seconds: float, past: Past) -> None:
+    def resumed(self, prompt_tokens: int, seconds: float, past: Past, *, keeps: bool = True) -> None:
         """A prompt that was taken back before is read: how much of it had been kept?
 
-        Where no prompt of its length was ever read in one go, all its parts together are the best guess of that.
+        Where no prompt of its length was ever read in one go, the best guess of that is all its parts together, if the
+        engine is one that `keeps` what it reads, and else the last.
         """
         length = prompt_tokens.bit_length()
         known = self._by_length.get(length)
-        whole = past.spent_s + seconds if known is None else known * prompt_tokens
+        first = past.spent_s + seconds if keeps else seconds
+        whole = first if known is None else known * prompt_tokens
         if prompt_tokens > 0:
             self._by_length[length] = min(whole, past.spent_s + seconds) / prompt_tokens
         if past.spent_s > 0.05 * whole:

@@ -171,7 +171,7 @@ def victims(call: Call, node: Node, policy: Policy, now: float) -> tuple[Permit,
     reads before what writes, least progress first, newest first.
     """
     budget, room = node.budget, node.room_for(call)
-    free = [permit for permit in budget.batch if not (permit.firm or protected(permit.past))]
+    free = [one for one in budget.batch if not protected(one.past) and not (one.firm and now < one.firm_until)]
     reading = [permit for permit in free if permit.phase is Phase.PREFILL]
     taken = reading if _felt(node, reading, policy, now) else []
     if budget.fits(room, call.workload, _room(taken)):
@@ -198,7 +198,10 @@ def _felt(node: Node, reading: Sequence[Permit], policy: Policy, now: float) -> 
         if whole is None:
             return True
         kept_s = 0.0 if permit.past is None else permit.past.read_s
-        left += max(0.0, whole - kept_s - (now - permit.began_at))
+        rest = whole - kept_s - (now - permit.began_at)
+        if rest <= 0.0:
+            return True  # it takes longer than was thought, and nobody knows how long
+        left += rest
     return unloaded + left > objective
 
 

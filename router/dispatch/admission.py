@@ -45,6 +45,9 @@ __all__ = ["Admission", "Limits", "TakeBacks"]
 LATELY_S = 30.0
 """Chat is packed while batch was here within this long."""
 
+PAID = 2.0
+"""What the trickle paid for is firm for so many times what it should take: a guess that was wrong holds no longer."""
+
 TakeBacks = Callable[[Node, Permit, float], None]
 """Told of a batch call whose room is taken back, and how many of its prompt tokens were read in vain."""
 
@@ -243,10 +246,11 @@ class Admission:
         self._grant_gap_s += 0.1 * (min(10.0, now - self._granted_at) - self._grant_gap_s)
         self._granted_at = now
         call, past = waiter.call, waiter.situation.past
-        if firm:
-            node.trickle_s = max(0.0, node.trickle_s - (node.pace.left_s(call.prompt_tokens, past) or 0.0))
         permit = node.hold(call, now, past)
-        permit.firm = firm
+        if firm:
+            paid_s = node.pace.left_s(call.prompt_tokens, past) or 0.0
+            node.trickle_s = max(0.0, node.trickle_s - paid_s)
+            permit.firm, permit.firm_until = True, now + PAID * paid_s
         if node.state is not State.READY:
             node.try_again(now, permit)
         return Grant(node, permit)

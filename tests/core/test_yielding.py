@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -169,6 +170,8 @@ class World:
     wasted_s: float = 0.0
 
     def __post_init__(self) -> None:
+        facts = self.node.facts
+        self.node.facts = msgspec.structs.replace(facts, engine="vllm" if self.keeps else "openai")
         self.chats: list[tuple[float, Permit]] = []
         self.permit: Permit | None = None
         self.reason, self.looked_at = WaitReason.NO_ROOM, 0.0
