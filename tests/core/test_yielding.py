@@ -162,7 +162,7 @@ class World:
     keeps: bool = True
     whole_s: float = 2.0
     step_s: float = 0.05
-    node: Node = field(default_factory=make_node)
+    node: Node = field(default_factory=lambda: make_node(sequences=10_000))
     now: float = 0.0
     done: int = 0
     takes: list[int] = field(default_factory=list)
