@@ -53,7 +53,7 @@ FEW = 4
 
 CACHING = frozenset(("vllm", "sglang", "llamacpp"))
 """Engines that keep what they have read of a prompt, unless somebody turned that off."""
-KEPT_LOSS = 0.1
+KEPT_LOSS = 0.0
 """What a take-back is held to cost there, in prompts, until one that was taken back has been read to its end."""
 
 
