@@ -240,7 +240,7 @@ def care(settings: Settings) -> Care:
     )
 
 
-def hook(settings: Settings, client: Client, server: Gpustack | None) -> Hook | None:
+def hook(settings: Settings, client: Client, server: Gpustack | None = None) -> Hook | None:
     """How nodes are restarted, if anybody said how. `server` is the GPUStack there is."""
     recycle = settings.care.recycle
     if recycle.gpustack:
