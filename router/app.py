@@ -41,6 +41,7 @@ from router.fleet.discovery import Resolve, resolved
 from router.fleet.fleet import Fleet
 from router.fleet.probe import Probe
 from router.fleet.watch import Watch
+from router.jobs.upkeep import always
 from router.metrics import Metrics
 from router.roster import Roster
 from router.settings import Change, Settings, changes
@@ -273,6 +274,7 @@ class App:
     def _forget(self, name: str) -> None:
         self.owners.forget(name)
         self.caring.forget(name)
+        self.watch.forget(name)
 
     def _taken_back(self, node: Node, permit: Permit, wasted: float) -> None:
         mode = self.admission.policy.mode
@@ -332,10 +334,10 @@ async def running(settings: Settings, resolve: Resolve = resolved) -> AsyncItera
             serving = group.create_task(server.serve(sockets=[listener]), name="serve")
             watching += [
                 group.create_task(app.fleet.watch(), name="watch"),
-                group.create_task(app.watch.run(), name="diagnose"),
+                group.create_task(always(app.watch.run, "diagnosis"), name="diagnose"),
                 group.create_task(_measure_lag(app.metrics.loop_lag), name="lag"),
-                group.create_task(app.aborts.run(), name="aborts"),
-                group.create_task(app.caring.run(), name="caring"),
+                group.create_task(always(app.aborts.run, "an abort"), name="aborts"),
+                group.create_task(always(app.caring.run, "the care of nodes"), name="caring"),
                 group.create_task(app.dashboard.run(), name="dashboard"),
             ]
             if app.batching is not None:

@@ -87,14 +87,21 @@ class Batching:
             calls=self._calls,
             terms=Terms(lease_s=batches.lease_s, retries=batches.retries),
         )
+        self._events = corridor.events
+        self._known = Known(settings, fleet)
+        self._reasons = Reasons(runner=self.runner, fleet=fleet, admission=admission)
+        self._build_loops(settings, corridor)
+        self._build_desk(settings, corridor)
+        self._running: asyncio.Task[None] | None = None
+
+    def _build_loops(self, settings: Settings, corridor: Corridor) -> None:
+        """What goes on beside the runner."""
+        store, batches = self.store, settings.batches
         self.lookout = Lookout(store, self.runner, corridor.history)
         self._outlet = _outlet(settings, corridor, self.runner)
         self._hurry = Hurry(store=store, runner=self.runner)
         spend = corridor.spending.spend
         self._accounts = None if spend is None else Accounts(store=store, spend=spend)
-        self._reasons = Reasons(runner=self.runner, fleet=fleet, admission=admission)
-        self._known = Known(settings, fleet)
-        self._events = corridor.events
         self._gauges = Gauges(store, self.runner, self._known.served)
         corridor.metrics.also(self._gauges.families)
         self._upkeep = Upkeep(
@@ -118,8 +125,11 @@ class Batching:
             timeout_s=settings.webhooks.timeout_s,
             retry_s=settings.webhooks.retry_s,
         )
+
+    def _build_desk(self, settings: Settings, corridor: Corridor) -> None:
+        """Where batches are asked for."""
         self._desk = Desk(
-            store=store,
+            store=self.store,
             keyring=corridor.keyring,
             terms=assembly.terms(settings),
             clock=time.time,
@@ -128,7 +138,6 @@ class Batching:
             webhook=self._webhooks.receivers.asked,
             waits=self._reasons.of,
         )
-        self._running: asyncio.Task[None] | None = None
 
     @classmethod
     async def open(cls, settings: Settings, corridor: Corridor) -> Self:

@@ -7,7 +7,7 @@ from router.api.board import Trend
 from router.batching import Batching
 from router.caring import Caring
 from router.core.budget import Permit
-from router.core.drift import Verdict
+from router.core.drift import Diagnosis, Verdict
 from router.core.events import Events, Topic
 from router.core.node import Node, State
 from router.core.signals import Heard
@@ -55,7 +55,12 @@ def trend(watch: Watch) -> Callable[[str], Trend | None]:
 def acquaint(caring: Caring, watch: Watch, events: Events) -> None:
     """Let those who care for nodes know what is held of them, and others what they do and their canaries meet."""
     caring.recycling.told = lambda name, text: events.add(Topic.RECYCLE, text, node=name)
-    caring.keeper.find = lambda node: watch.diagnosis(node.name)
+
+    def find(node: Node) -> Diagnosis | None:
+        held = watch.diagnosis(node.name)
+        return None if held.verdict is Verdict.UNKNOWN else held
+
+    caring.keeper.find = find
     sampled = caring.canary.sampled
 
     def both(name: str, seconds: float) -> None:

@@ -38,7 +38,8 @@ def test_a_file_is_short(path):
 @pytest.mark.parametrize("path", SOURCES, ids=ids)
 def test_a_function_is_short(path):
     lines = {
-        node.name: node.end_lineno - node.lineno + 1 for node in nodes(path, ast.FunctionDef, ast.AsyncFunctionDef)
+        (node.name, node.lineno): node.end_lineno - node.lineno + 1
+        for node in nodes(path, ast.FunctionDef, ast.AsyncFunctionDef)
     }
     assert {name: count for name, count in lines.items() if count > FUNCTION_LINES} == {}
 

@@ -49,7 +49,7 @@ class Operator(Protocol):
 class Dashboard:
     """The page, its stream, its actions. `run` it until cancelled; `close` ends the streams."""
 
-    def __init__(self, sources: Sources, keyring: Keyring, operator: Operator | None = None) -> None:
+    def __init__(self, sources: Sources, keyring: Keyring, operator: Operator) -> None:
         self._from, self._keyring, self._operator = sources, keyring, operator
         self._assets = Assets()
         self.feeds = Feeds(lambda wish: Board(sources, wish), sources.wall)
@@ -67,9 +67,7 @@ class Dashboard:
         if self._from.lookout is not None:
             asked.append(Route("/dashboard/batches/{id}", self._lines))
             asked.append(Route("/dashboard/batches/{id}/cancel", self._cancel, methods=["POST"]))
-        if self._operator is not None:
-            asked.append(Route("/dashboard/nodes/{name}/{act}", self._operate, methods=["POST"]))
-        return asked
+        return [*asked, Route("/dashboard/nodes/{name}/{act}", self._operate, methods=["POST"])]
 
     async def run(self) -> None:
         """Look once a second: at who waits, and for changes if somebody reads."""
@@ -128,7 +126,6 @@ class Dashboard:
 
     async def _operate(self, request: Request) -> Response:
         caller, operator = self._administrator(request), self._operator
-        assert operator is not None
         name, act = request.path_params["name"], request.path_params["act"]
         acts: dict[str, Callable[[str], Awaitable[None]]] = {
             "drain": operator.drain,
@@ -152,8 +149,9 @@ class Dashboard:
         return caller
 
     def _hello(self, caller: Caller) -> Told:
-        acts = ["cancel"] if self._from.lookout is not None else []
-        acts += ["drain", "resume", "recycle"] if self._operator is not None else []
+        acts = ["drain", "resume", "recycle"]
+        if self._from.lookout is not None:
+            acts.insert(0, "cancel")
         you = {
             "name": caller.name,
             "keys": caller is not ANYBODY,

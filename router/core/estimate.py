@@ -10,10 +10,10 @@ are learnt from it, each over the recent past:
 Use `prompt` to tell the class and reserve room, and to refuse; `upper` to choose a node whose context must hold.
 """
 
-from bisect import bisect_left, insort
-from collections import OrderedDict, deque
+from collections import OrderedDict
 
 from router.core.call import Usage
+from router.core.recent import Recent
 
 __all__ = ["Estimate", "Estimates"]
 
@@ -31,29 +31,6 @@ RATIO_RANGE = (0.1, 10.0)  # outside it something else was counted
 MOST = 2**31 - 1
 
 
-class _Recent:
-    """The last `HISTORY` numbers, kept both in order of arrival and sorted."""
-
-    __slots__ = ("_arrived", "_sorted")
-
-    def __init__(self) -> None:
-        self._arrived: deque[float] = deque()
-        self._sorted: list[float] = []
-
-    def __len__(self) -> int:
-        return len(self._sorted)
-
-    def add(self, value: float) -> None:
-        if len(self._arrived) == HISTORY:
-            del self._sorted[bisect_left(self._sorted, self._arrived.popleft())]
-        self._arrived.append(value)
-        insort(self._sorted, value)
-
-    def quantile(self, share: float) -> float:
-        """The smallest number that at least `share` of all do not exceed."""
-        return self._sorted[min(len(self._sorted) - 1, int(share * len(self._sorted)))]
-
-
 class Estimate:
     """What is known of one model. Pure; not for several threads."""
 
@@ -61,8 +38,8 @@ class Estimate:
 
     def __init__(self) -> None:
         self._counted = self._real = PRIOR_TOKENS
-        self._ratios = _Recent()
-        self._outputs = _Recent()
+        self._ratios = Recent(HISTORY)
+        self._outputs = Recent(HISTORY)
 
     @property
     def ratio(self) -> float:

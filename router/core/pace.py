@@ -13,10 +13,10 @@ nothing else was read beside.
 """
 
 import math
-from bisect import bisect_left, insort
-from collections import deque
 
-__all__ = ["Pace", "Past", "Recent"]
+from router.core.recent import Recent
+
+__all__ = ["Pace", "Past"]
 
 OFTEN = 8
 """Prompts of a length before the slowest of them is believed to be about the slowest there is."""
@@ -32,32 +32,6 @@ ARRIVALS_WEIGHT = 0.1
 HOPELESS = 1.5
 """A prompt read for so many times what it takes, in parts, is not being kept."""
 LONG_AGO = -1e9
-
-
-class Recent:
-    """The last `most` numbers, kept both in order of arrival and sorted."""
-
-    __slots__ = ("_arrived", "_most", "_sorted")
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._arrived: deque[float] = deque()
-        self._sorted: list[float] = []
-
-    def __len__(self) -> int:
-        return len(self._sorted)
-
-    def add(self, value: float) -> None:
-        """Take in one more; the oldest is forgotten."""
-        if len(self._arrived) == self._most:
-            del self._sorted[bisect_left(self._sorted, self._arrived.popleft())]
-        self._arrived.append(value)
-        insort(self._sorted, value)
-
-    def quantile(self, share: float) -> float | None:
-        """The smallest number that at least `share` of all do not exceed; None while there are too few."""
-        count = len(self._sorted)
-        return self._sorted[min(count - 1, int(share * count))] if count >= ENOUGH else None
 
 
 class Past:
@@ -110,22 +84,22 @@ class Pace:
     @property
     def unloaded_s(self) -> float | None:
         """First token of an interactive call that has the node to itself."""
-        return self._unloaded.quantile(0.5)
+        return _believed(self._unloaded, 0.5)
 
     @property
     def residue_s(self) -> float:
         """What a take-back leaves of the engine's step, at most; 0 until one was seen."""
-        return self._residue.quantile(0.9) or 0.0
+        return _believed(self._residue, 0.9) or 0.0
 
     @property
     def gap_s(self) -> float | None:
         """Between two tokens of an interactive call with little beside it."""
-        return self._gaps.quantile(0.25)
+        return _believed(self._gaps, 0.25)
 
     @property
     def stall_s(self) -> float | None:
         """What may be read beside an answer: a short one, a quartile, is then not stretched to more than GAP times."""
-        gap_s, tokens = self.gap_s, self._answers.quantile(0.25)
+        gap_s, tokens = self.gap_s, _believed(self._answers, 0.25)
         return None if gap_s is None or tokens is None else (GAP - 1.0) * gap_s * tokens
 
     @property
@@ -152,7 +126,7 @@ class Pace:
         often = [known for known, rates in self._slowest.items() if len(rates) >= OFTEN]
         if not often:
             return None
-        rate = self._slowest[min(often, key=lambda known: abs(known - length))].quantile(1.0)
+        rate = _believed(self._slowest[min(often, key=lambda known: abs(known - length))], 1.0)
         return None if rate is None else rate * prompt_tokens
 
     def left_s(self, prompt_tokens: int, past: Past | None) -> float | None:
@@ -173,7 +147,7 @@ class Pace:
         """
         if stated is not None:
             return stated
-        unloaded, usual_p95 = self.unloaded_s, self._unloaded.quantile(0.95)
+        unloaded, usual_p95 = self.unloaded_s, _believed(self._unloaded, 0.95)
         if unloaded is None or usual_p95 is None:
             return None
         return max(OBJECTIVE * usual_p95, unloaded + self.residue_s)
@@ -254,3 +228,8 @@ class Pace:
 
 def _mixed(mean: float | None, sample: float, weight: float) -> float:
     return sample if mean is None else mean + weight * (sample - mean)
+
+
+def _believed(recent: Recent, share: float) -> float | None:
+    """A quantile of enough samples."""
+    return recent.quantile(share) if len(recent) >= ENOUGH else None

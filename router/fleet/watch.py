@@ -183,6 +183,11 @@ class Watch:
         record = self._records.get(node)
         return record.signals if record is not None else None
 
+    def forget(self, node: str) -> None:
+        """A node is gone, and what is held of it."""
+        self._records.pop(node, None)
+        self.trouble.pop(node, None)
+
     async def run(self) -> None:
         """Sample and diagnose, again and again, until cancelled."""
         every_s = SAMPLE_S * self._hour_s / HOUR_S
@@ -199,18 +204,17 @@ class Watch:
         self.trouble = {name: cause for name, cause in self.trouble.items() if name in agents}
         async with asyncio.TaskGroup() as group:
             for name, url in agents.items():
-                group.create_task(self._ask(name, url))
+                group.create_task(self._ask(name, self._records[name], url))
         now = self._clock()
         for record in self._records.values():
             record.signals.add(record.sample(now))
         relay = self._records[RELAY].signals
-        for name, record in self._records.items():
+        for name, record in list(self._records.items()):
             if name != RELAY and now - record.diagnosed_at >= DIAGNOSE_H * self._hour_s:
                 record.diagnosed_at = now
                 await self._diagnose(name, record, relay, now)
 
-    async def _ask(self, name: str, url: str) -> None:
-        record = self._records[name]
+    async def _ask(self, name: str, record: Record, url: str) -> None:
         try:
             record.memory = read_agent(await self._client.get_text(url, timeout_s=AGENT_S, max_bytes=2**20))
         except ProbeFailed as error:

@@ -78,13 +78,13 @@ class Upkeep:
             await asyncio.sleep(NOTE_S)
 
 
-async def always(loop: Callable[[], Awaitable[None]]) -> None:
-    """Run a loop; what goes wrong in it is logged, and it begins again."""
+async def always(loop: Callable[[], Awaitable[None]], what: str = "batch work") -> None:
+    """Run a loop; what goes wrong in it is logged as that of `what`, and it begins again."""
     while True:
         try:
             await loop()
         except StoreError as error:
             log.warning("the store did not do what was asked", reason=str(error))
         except Exception:
-            log.error("batch work failed through a fault of ours", exc_info=True)
+            log.error(f"{what} failed through a fault of ours", exc_info=True)
         await asyncio.sleep(AGAIN_S)

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.pace import OBJECTIVE, Pace, Past, Recent
+from router.core.pace import OBJECTIVE, Pace, Past
+from router.core.recent import Recent
 
 seconds = st.floats(0, 1e4)
 lengths = st.integers(0, 200_000)

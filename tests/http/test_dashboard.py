@@ -120,7 +120,13 @@ async def test_who_is_told_what_they_may(rig):
     await ask(app.port, stream(), headers=bearer("key-of-ops"))
     app.inside.events.add(Topic.TAKE_BACK, "took back a batch call", caller="ops")
     ops = (await get(app.port, "/dashboard/snapshot", headers=bearer("key-of-ops"))).json
-    assert ops["you"] == {"name": "ops", "keys": True, "admin": True, "sees_all": True, "acts": []}
+    assert ops["you"] == {
+        "name": "ops",
+        "keys": True,
+        "admin": True,
+        "sees_all": True,
+        "acts": ["drain", "resume", "recycle"],
+    }
     assert ops["state"]["choices"]["keys"] == ["ops", "nightly"]
     told = (await get(app.port, "/dashboard/snapshot", headers=bearer("key-of-nightly"))).json
     assert (told["you"]["admin"], told["you"]["sees_all"], told["you"]["acts"]) == (False, False, [])
@@ -139,7 +145,9 @@ async def test_acting_needs_an_administrator_whatever_is_set(tmp_path, node):
         assert (await ask(app.port, path=path, headers=bearer("key-of-nightly"))).status == 403
         assert (await ask(app.port, path=path, headers=bearer("key-of-ops"))).status == 404
         drain = "/dashboard/nodes/node/drain"
-        assert (await ask(app.port, path=drain, headers=bearer("key-of-ops"))).status == 404, "nobody can drain here"
+        assert (await ask(app.port, path=drain, headers=bearer("key-of-nightly"))).status == 403
+        assert (await ask(app.port, path=drain, headers=bearer("key-of-ops"))).json == {"done": True}
+        assert str(app.node("node").state) == "draining"
     async with running_app(settings) as keyless:
         assert (await ask(keyless.port, path=path)).status == 403
 

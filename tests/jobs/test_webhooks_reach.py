@@ -1,12 +1,12 @@
 """Where the sender of webhooks may go: judged addresses of allowed names, by certificates for those names."""
 
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.jobs.hooks import Bench, says
+from tests.rig.tls import authority
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "hooks.test"])
@@ -60,17 +60,7 @@ async def test_a_host_that_is_no_longer_allowed_is_not_told(bench: Bench) -> Non
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An authority, and a certificate it signed for `hooks.test`."""
-    place = tmp_path_factory.mktemp("tls")
-    (place / "san.cnf").write_text("subjectAltName=DNS:hooks.test\n")
-    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    for arguments in (
-        ["req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=Test CA"],
-        ["req", *new_key, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node"],
-        ["x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-         "-out", "node.pem", "-days", "2", "-extfile", "san.cnf"],
-    ):  # fmt: skip
-        subprocess.run(["openssl", *arguments], cwd=place, check=True, capture_output=True)
-    return place
+    return authority(tmp_path_factory.mktemp("tls"), "DNS:hooks.test")
 
 
 @pytest.mark.parametrize(("host", "outcome"), [("hooks.test", "delivered"), ("evil.test", "unanswered")])

@@ -2,7 +2,6 @@
 
 import asyncio
 import ssl
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,6 +9,7 @@ import pytest
 from router.errors import ConnectFailed, Truncated
 from router.upstream.pool import Bounds, Pool
 from router.upstream.target import Target
+from tests.rig.tls import authority
 from tests.upstream.wire import GET, OK, Peer, answering, joined, once, post, settled, until
 
 BIG = b"x" * 2_000_000
@@ -18,17 +18,7 @@ BIG = b"x" * 2_000_000
 @pytest.fixture(scope="module")
 def house(tmp_path_factory) -> Path:
     """A CA, and a certificate it signed for 127.0.0.1."""
-    place = tmp_path_factory.mktemp("tls")
-    (place / "san.cnf").write_text("subjectAltName=IP:127.0.0.1\n")
-    new_key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    for arguments in (
-        ["req", "-x509", *new_key, "-keyout", "ca.key", "-out", "ca.pem", "-days", "2", "-subj", "/CN=Test CA"],
-        ["req", *new_key, "-keyout", "node.key", "-out", "node.csr", "-subj", "/CN=node"],
-        ["x509", "-req", "-in", "node.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial",
-         "-out", "node.pem", "-days", "2", "-extfile", "san.cnf"],
-    ):  # fmt: skip
-        subprocess.run(["openssl", *arguments], cwd=place, check=True, capture_output=True)
-    return place
+    return authority(tmp_path_factory.mktemp("tls"), "IP:127.0.0.1")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import { attr, byId, el, put, show } from "./dom.js";
 import { now, state } from "./state.js";
 import { VERDICTS, STATES, count, long, many, near, quick, share, usd, utc } from "./words.js";
 
-const OUT = ["down", "starting", "draining", "drained", "recycling"];
+const OUT = ["down", "starting", "draining", "recycling"];
 const MARKS = { good: "●", warn: "▲", bad: "■", none: "○" };
 
 class Card {

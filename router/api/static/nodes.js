@@ -103,7 +103,7 @@ function update(view, node) {
   updateTrends(view, node);
   updateCalls(view, node);
   const may = state.you.acts;
-  const out = ["draining", "drained", "recycling"].includes(node.state);
+  const out = ["draining", "recycling"].includes(node.state);
   for (const [act, button] of Object.entries(view.buttons)) {
     show(button, may.includes(act) && (act === "resume" ? out : act === "recycle" || !out));
   }

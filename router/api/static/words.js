@@ -75,8 +75,8 @@ export const VERDICTS = {
 };
 
 export const STATES = {
-  ready: "good", starting: "none", probation: "warn", down: "bad", draining: "warn", drained: "none", degraded: "warn",
-  recycling: "warn", watching: "warn",
+  ready: "good", starting: "none", busy: "warn", probation: "warn", down: "bad", draining: "warn", degraded: "warn",
+  recycling: "warn",
 };
 
 export const PARTS = [
