@@ -55,6 +55,8 @@ CACHING = frozenset(("vllm", "sglang", "llamacpp"))
 """Engines that keep what they have read of a prompt, unless somebody turned that off."""
 KEPT_LOSS = 0.0
 """What a take-back is held to cost there, in prompts, until one that was taken back has been read to its end."""
+UNTOLD_LOSS = 1.5
+"""The same at any other engine: the second take-back of a call is its last."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +189,7 @@ class Node(Standing):
         wasted = 0.0
         if past is not None:
             until = now if permit.spoke_at is None else permit.spoke_at
-            untold = KEPT_LOSS if self.facts.engine in CACHING else 1.0
+            untold = KEPT_LOSS if self.facts.engine in CACHING else UNTOLD_LOSS
             wasted = self.pace.lost(permit.prompt_tokens, until - permit.began_at, past, untold=untold)
             past.node, past.taken_at = self.name, now
         permit.take()

@@ -117,6 +117,12 @@ class Pace:
             rate = self._by_length[min(self._by_length, key=lambda known: abs(known - length))]
         return rate * prompt_tokens
 
+    def known_s(self, prompt_tokens: int) -> float | None:
+        """The same, None where no prompt of a like length was seen: long ones take far more than their share."""
+        length = prompt_tokens.bit_length()
+        seen = any(near in self._by_length for near in (length - 1, length, length + 1))
+        return self.prefill_s(prompt_tokens) if seen else None
+
     def slowest_s(self, prompt_tokens: int) -> float | None:
         """How long a prompt took at worst of late, by the nearest length that was seen often enough.
 
@@ -132,9 +138,10 @@ class Pace:
     def left_s(self, prompt_tokens: int, past: Past | None) -> float | None:
         """How long reading a prompt would take now, of which a part may be kept.
 
-        One that was read for longer than it should take is taken for unread: nothing of it seems to be kept.
+        One that was read for longer than it should take is taken for unread: nothing of it seems to be kept. None where
+        nobody knows, because none of a like length was read yet.
         """
-        whole = self.prefill_s(prompt_tokens)
+        whole = self.known_s(prompt_tokens)
         if whole is None or past is None or past.read_s <= 0.0:
             return whole
         return whole - past.read_s if past.read_s < whole else whole

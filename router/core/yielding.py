@@ -26,6 +26,8 @@ TRICKLE_MOST_S = 120.0
 """So much is saved up at most."""
 STRETCH = 2.0
 """Answers left over on a node chat has moved from may take so many times their usual time. Below GAP."""
+UNTOLD_S = 10.0
+"""So much is saved up for a prompt of a length that was never read here, so that once it is."""
 LOSSES_MOST = 3.0
 """A call whose prompt was read for nothing this many times is not taken back again."""
 TIMES_MOST = 200
@@ -161,7 +163,7 @@ def _borne(node: Node, left_s: float | None, now: float) -> bool:
 
 def _saved(node: Node, left_s: float | None) -> bool:
     """Whether the trickle has saved up what reading takes."""
-    return left_s is not None and node.trickle_s >= min(left_s, TRICKLE_MOST_S)
+    return node.trickle_s >= min(UNTOLD_S if left_s is None else left_s, TRICKLE_MOST_S)
 
 
 def victims(call: Call, node: Node, policy: Policy, now: float) -> tuple[Permit, ...] | None:
@@ -194,7 +196,7 @@ def _felt(node: Node, reading: Sequence[Permit], policy: Policy, now: float) -> 
         return True
     left = 0.0
     for permit in reading:
-        whole = pace.prefill_s(permit.prompt_tokens)
+        whole = pace.known_s(permit.prompt_tokens)
         if whole is None:
             return True
         kept_s = 0.0 if permit.past is None else permit.past.read_s

@@ -34,7 +34,7 @@ from router.core.placement import (
     packing_order,
     place,
 )
-from router.core.yielding import FOR_CHAT, TRICKLE, TRICKLE_MOST_S, Mode, Policy
+from router.core.yielding import FOR_CHAT, TRICKLE, TRICKLE_MOST_S, UNTOLD_S, Mode, Policy
 from router.dispatch.grant import Grant, RelayGrant
 from router.dispatch.queue import Limits, Queue, Waiter
 from router.dispatch.refusal import refusal
@@ -248,7 +248,8 @@ class Admission:
         call, past = waiter.call, waiter.situation.past
         permit = node.hold(call, now, past)
         if firm:
-            paid_s = node.pace.left_s(call.prompt_tokens, past) or 0.0
+            left_s = node.pace.left_s(call.prompt_tokens, past)
+            paid_s = UNTOLD_S if left_s is None else left_s
             node.trickle_s = max(0.0, node.trickle_s - paid_s)
             permit.firm, permit.firm_until = True, now + PAID * paid_s
         if node.state is not State.READY:

@@ -90,7 +90,7 @@ def test_figures_stay_figures(quiet: list[tuple[int, float]], parts: list[tuple[
         pace.resumed(length, took_s, past)
     assert pace.kept is None or 0 <= pace.kept <= 1
     assert past.read_s <= past.spent_s + 1e-6
-    whole, left = pace.prefill_s(prompt), pace.left_s(prompt, past)
+    whole, left = pace.known_s(prompt), pace.left_s(prompt, past)
     assert (whole is None) == (left is None)
     assert whole is None or left is None or 0 <= left <= whole
 
