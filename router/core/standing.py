@@ -233,7 +233,9 @@ class Standing:
 
     def _fail(self, now: float, cause: str) -> None:
         self.mute = False
-        if self.state not in (State.DOWN, State.PROBATION, *OUT):
+        if self.state in OUT:
+            return  # it is nobody's turn to try it, so no wait grows
+        if self.state not in (State.DOWN, State.PROBATION):
             self.flaps = min(self.flaps + 1, 6) if now - self.back_at < STEADY_S else 0
             self.backoff_s = min(BACKOFF_S[0] * 2.0**self.flaps, BACKOFF_S[1])
         self.retry_at = now + self.backoff_s * self.jitter()

@@ -41,7 +41,7 @@ from router.jobs.verdicts import Back, End, Plain, Verdict, answered, broken
 __all__ = ["Runner", "Terms"]
 
 WAITING = 1
-"""With more calls of a model waiting for room, no further line of it begins."""
+"""With more lines of a model waiting for room, no further one begins. Calls of people who wait hold back none."""
 PREPARING = 8
 """Lines of one model that are read and counted at once, on their way to the corridor."""
 AT_ONCE = 4
@@ -205,11 +205,12 @@ class Runner:
             self._low.set()
 
     def _waiting(self) -> Counter[str]:
-        """Batch calls that wait for room, by model. Not counted while there are too few to matter."""
+        """Lines of ours that wait for room, by model. Not counted while there are too few to matter."""
         admission = self.dispatcher.admission
         if admission.waiting(Workload.BATCH) <= WAITING:
             return Counter()
-        return Counter(waiter.call.model for waiter in admission.waiters() if waiter.call.workload is Workload.BATCH)
+        ours = {held.call_id for held in self.held.values()}
+        return Counter(waiter.call.model for waiter in admission.waiters() if waiter.call.id in ours)
 
     def _start(self, group: asyncio.TaskGroup, held: Held, turns: Turns) -> None:
         turns.preparing += 1

@@ -299,6 +299,8 @@ def test_a_recycled_node_has_no_past_and_comes_back_by_one_call() -> None:
 
 def test_a_node_that_did_not_come_back_is_down_and_may_come_later() -> None:
     node = node_in(State.RECYCLING)
+    for _ in range(50):
+        node.missed(NOW, "refused", refused=True)  # it restarts: that it is away says nothing of how soon to try it
     node.lost(NOW, "no answer")
     assert (node.state, node.usable(NOW)) == (State.DOWN, False)
     node.seen(Facts(), Load(), NOW + BACKOFF_S[0])

@@ -1,6 +1,7 @@
 """Faults that people met in the field with batches: ids that repeat, lines that stream, cancels that lose lines."""
 
 import asyncio
+import contextlib
 import os
 import random
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from time import monotonic
 import pytest
 
 from router.core.job import BatchState
+from router.errors import Conflict
 from router.jobs.store import LineError
 from tests.fakes import Script
 from tests.jobs.desk import Results, Room, line, room
@@ -66,7 +68,8 @@ async def test_cancelled_at_any_moment_every_line_is_told_once(rig, tmp_path):
                 assert monotonic() < begun + 60
                 await asyncio.sleep(0.05)
             await asyncio.sleep(after_s)
-            await jobs.store.cancel_batch(batch.caller, batch.id)
+            with contextlib.suppress(Conflict):  # it had ended before anybody came to cancel it
+                await jobs.store.cancel_batch(batch.caller, batch.id)
             return await jobs.drained(batch, within=60)
 
     async with room(app, tmp_path) as jobs:
@@ -77,7 +80,8 @@ async def test_cancelled_at_any_moment_every_line_is_told_once(rig, tmp_path):
 
 def _told_once(results: Results) -> int:
     """How many lines a cancelled batch of 25 has in its output; each of the others is in its error file."""
-    assert results.batch.state is BatchState.CANCELLED
+    whole = len(results.output) == 25
+    assert results.batch.state in ((BatchState.COMPLETED, BatchState.CANCELLED) if whole else (BatchState.CANCELLED,))
     assert results.ids == {f"r{number}" for number in range(25)}
     assert (results.batch.completed, results.batch.failed) == (len(results.output), 0)
     assert {one["response"]["status_code"] for one in results.output.values()} <= {200}

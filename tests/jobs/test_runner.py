@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from router.core.call import Workload
 from router.core.job import BatchState
 from router.jobs.runner import Terms
 from tests.fakes import Script
@@ -240,3 +241,22 @@ async def test_chat_goes_on_beside_it(rig, tmp_path):
         assert {reply.status for reply in replies} == {200}
         await jobs.drained(batch)
     assert json.loads(replies[0].body)["choices"]
+
+
+async def test_lines_have_their_turn_among_batch_calls_of_people_who_never_stop_asking(rig, tmp_path):
+    node = await rig.node(script=Script(ttft=0.02), slots=2)
+    app = await rig.router({"name": node.name, "url": node.url, "engine": "vllm", "max_sequences": 2})
+
+    async def again():
+        while True:
+            assert (await ask(app.port, chat(), headers=(("X-Ebbtide-Workload", "batch"),))).status == 200
+
+    people = [asyncio.create_task(again()) for _ in range(24)]
+    await eventually(lambda: app.inside.dispatcher.admission.waiting(Workload.BATCH) > 10)
+    async with room(app, tmp_path) as jobs:
+        results = await jobs.drained(await jobs.submit(line(number) for number in range(20)), within=20)
+        assert not [task for task in people if task.done()]
+    for task in people:
+        task.cancel()
+    await asyncio.wait(people)
+    assert len(results.output) == 20
