@@ -11,7 +11,7 @@ from router.core.budget import Budget, Permit, Phase, Room
 from router.core.call import Call, Workload
 from router.core.pace import GAP, OBJECTIVE, Pace, Past
 from router.core.packing import Bearing
-from router.core.standing import Standing
+from router.core.standing import LONG_AGO, Standing
 from router.core.states import (
     BACKOFF_S,
     FAULTS_TO_DOWN,
@@ -53,10 +53,6 @@ FEW = 4
 
 CACHING = frozenset(("vllm", "sglang", "llamacpp"))
 """Engines that keep what they have read of a prompt, unless somebody turned that off."""
-KEPT_LOSS = 0.0
-"""What a take-back is held to cost there, in prompts, until one that was taken back has been read to its end."""
-UNTOLD_LOSS = 1.5
-"""The same at any other engine: the second take-back of a call is its last."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +101,18 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 class Node(Standing):
     """One server that can answer. Changed only by what is observed; `now` is seconds of any steady clock."""
 
-    __slots__ = ("bearing", "facts", "load", "pace", "progress_at", "spec", "stranger", "takes_priority", "trickle_s")
+    __slots__ = (
+        "bearing",
+        "facts",
+        "load",
+        "pace",
+        "progress_at",
+        "spec",
+        "stranger",
+        "takes_priority",
+        "trickle_at",
+        "trickle_s",
+    )
 
     def __init__(self, spec: Spec, *, reserve: float = 0.0) -> None:
         super().__init__(Budget(spec.tokens, spec.sequences, reserve))
@@ -116,13 +123,19 @@ class Node(Standing):
         self.stranger = Room(0, 0)
         self.pace = Pace()
         self.bearing = Bearing()
-        self.trickle_s = 0.0
+        self.trickle_s, self.trickle_at = 0.0, LONG_AGO
         self.takes_priority = True
 
     @property
     def name(self) -> str:
         """The operator's name for it."""
         return self.spec.name
+
+    def save(self, share: float, since: float, now: float, *, most: float) -> None:
+        """Batch waited here for chat since then: a share of it is its own later, counted once for all who wait."""
+        waited = now - max(since, self.trickle_at)
+        if waited > 0.0:
+            self.trickle_s, self.trickle_at = min(most, self.trickle_s + share * waited), now
 
     def serves(self, model: str) -> bool:
         """Whether it answers for that public model name."""
@@ -189,8 +202,8 @@ class Node(Standing):
         wasted = 0.0
         if past is not None:
             until = now if permit.spoke_at is None else permit.spoke_at
-            untold = KEPT_LOSS if self.facts.engine in CACHING else UNTOLD_LOSS
-            wasted = self.pace.lost(permit.prompt_tokens, until - permit.began_at, past, untold=untold)
+            keeps = self.facts.engine in CACHING
+            wasted = self.pace.lost(permit.prompt_tokens, until - permit.began_at, past, keeps=keeps)
             past.node, past.taken_at = self.name, now
         permit.take()
         return wasted

@@ -31,6 +31,11 @@ WEIGHT = 0.2
 ARRIVALS_WEIGHT = 0.1
 HOPELESS = 1.5
 """A prompt read for so many times what it takes, in parts, is not being kept."""
+KEPT = 0.5
+"""That so much of a prompt was kept is believed at once. That less was is believed of lengths that are well known."""
+UNTOLD_LOSS = 1.5
+"""What a take-back is held to cost, in prompts, at an engine of which nobody knows that it keeps anything: the second
+take-back of a call is its last."""
 LONG_AGO = -1e9
 
 
@@ -138,13 +143,13 @@ class Pace:
     def left_s(self, prompt_tokens: int, past: Past | None) -> float | None:
         """How long reading a prompt would take now, of which a part may be kept.
 
-        One that was read for longer than it should take is taken for unread: nothing of it seems to be kept. None where
-        nobody knows, because none of a like length was read yet.
+        One that was read for longer than it should take is held to take at least as long again. None where nobody
+        knows, because none of a like length was read yet.
         """
         whole = self.known_s(prompt_tokens)
         if whole is None or past is None or past.read_s <= 0.0:
             return whole
-        return whole - past.read_s if past.read_s < whole else whole
+        return whole - past.read_s if past.read_s < whole else max(whole, past.read_s)
 
     def objective_s(self, stated: float | None) -> float | None:
         """The p95 of first tokens interactive calls should have: as stated, else a multiple of the unloaded p95.
@@ -199,38 +204,55 @@ class Pace:
     def resumed(self, prompt_tokens: int, seconds: float, past: Past, *, keeps: bool = True) -> None:
         """A prompt that was taken back before is read: how much of it had been kept?
 
-        Where no prompt of its length was ever read in one go, the best guess of that is all its parts together, if the
-        engine is one that `keeps` what it reads, and else the last.
+        All its parts together are what it takes, if the engine is one that `keeps` what it reads and no prompt of its
+        length was read faster. One that took longer may only have met less of a cache than those before it.
         """
-        length = prompt_tokens.bit_length()
+        if prompt_tokens <= 0:
+            return
+        length, total = prompt_tokens.bit_length(), past.spent_s + seconds
         known = self._by_length.get(length)
-        first = past.spent_s + seconds if keeps else seconds
-        whole = first if known is None else known * prompt_tokens
-        if prompt_tokens > 0:
-            self._by_length[length] = min(whole, past.spent_s + seconds) / prompt_tokens
+        whole = (total if keeps else seconds) if known is None else known * prompt_tokens
+        if known is None or total <= whole:
+            self._by_length[length] = min(whole, total) / prompt_tokens
+        elif keeps:
+            self._by_length[length] = _mixed(known, total / prompt_tokens, WEIGHT)
+        worst = self._at_worst(length, keeps=keeps)
+        whole = whole if worst is None else max(whole, worst * prompt_tokens)
         if past.spent_s > 0.05 * whole:
             again = max(0.0, seconds - max(0.0, whole - past.spent_s))
-            self._kept = _mixed(self._kept, max(0.0, 1.0 - again / past.spent_s), WEIGHT)
+            share = max(0.0, 1.0 - again / past.spent_s)
+            if share >= KEPT or worst is not None:
+                self._kept = _mixed(self._kept, share, WEIGHT)
 
-    def lost(self, prompt_tokens: int, seconds: float, past: Past, *, untold: float = 1.0) -> float:
+    def lost(self, prompt_tokens: int, seconds: float, past: Past, *, keeps: bool = True) -> float:
         """A prompt is taken back after so long. Returns the prompt tokens that were read for nothing.
 
-        `untold` is the loss, in prompts, that is assumed while nobody knows what is kept.
-
-        One that was read for far longer than it takes, and is not through, shows that nothing is kept.
+        One that was read for far longer than any of its length takes, and is not through, shows that nothing is kept.
         """
-        known = self._by_length.get(prompt_tokens.bit_length())
+        length = prompt_tokens.bit_length()
+        known, worst = self._by_length.get(length), self._at_worst(length, keeps=keeps)
         whole = None if known is None else known * prompt_tokens
         past.spent_s += seconds
-        if whole is not None and past.times and past.spent_s > HOPELESS * whole:
+        if worst is not None and past.times and past.spent_s > HOPELESS * worst * prompt_tokens:
             self._kept = _mixed(self._kept, 0.0, WEIGHT)
         kept = 1.0 if self._kept is None else self._kept
         read_s = past.read_s + seconds
         share = 1.0 if whole is None else min(1.0, seconds / whole) if whole > 0 else 0.0
         past.times += 1
         past.read_s = read_s * kept
+        untold = 0.0 if keeps else UNTOLD_LOSS
         past.losses += untold if self._kept is None else share * (1.0 - kept)
         return share * (1.0 - kept) * prompt_tokens
+
+    def _at_worst(self, length: int, *, keeps: bool) -> float | None:
+        """Seconds a token that a prompt of this length surely does not exceed, None where nobody can say.
+
+        An engine with a cache reads most prompts faster than one the cache has not met, so few samples say nothing.
+        """
+        if not keeps:
+            return self._by_length.get(length)
+        rates = self._slowest.get(length)
+        return rates.quantile(1.0) if rates is not None and len(rates) >= OFTEN else None
 
 
 def _mixed(mean: float | None, sample: float, weight: float) -> float:

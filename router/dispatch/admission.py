@@ -268,8 +268,7 @@ class Admission:
         """A call waits on; what batch waits for chat it gets a share of back, at the node where it waits."""
         now = self._clock()
         if wait.node is not None and waiter.reason in FOR_CHAT:
-            saved = wait.node.trickle_s + TRICKLE * (now - waiter.looked_at)
-            wait.node.trickle_s = min(TRICKLE_MOST_S, saved)
+            wait.node.save(TRICKLE, waiter.looked_at, now, most=TRICKLE_MOST_S)
         waiter.reason, waiter.looked_at = wait.reason, now
 
     def _resolve(self, waiter: Waiter, decision: Decision) -> bool:
