@@ -22,6 +22,7 @@ from router.upstream.pool import Answer as Upstream
 from router.upstream.pool import Exchange, Pool
 from router.upstream.target import Target
 
+_TAKEN = "The room was taken back for an interactive call."
 ERROR_BODY_BYTES = 65536
 """So much of an error's body is read; what follows says nothing new."""
 
@@ -83,12 +84,14 @@ class Leg:
         call, node = trip.call, None if grant is None else grant.node
         own_name = way.models.get(call.model, call.model)
         trip.leave(way.name, grant, asks_usage=call.ask_usage and (node is None or node.facts.streams_usage))
+        if grant is not None and grant.permit.taken:
+            raise TakenBack(_TAKEN)  # between the grant and this task's turn
         behind = request.behind(call, node)
         body = request.body(call, own_name, asks_usage=trip.asks_usage, behind=behind)
         head = request.head(call, way.target, way.starts, len(body))
         exchange = way.pool.exchange(head, body, first_byte_s=self._first_byte_s)
         if grant is not None and call.workload is Workload.BATCH:
-            grant.permit.left = lambda: exchange.stop(TakenBack("The room was taken back for an interactive call."))
+            grant.permit.left = lambda: exchange.stop(TakenBack(_TAKEN))
         upstream = await exchange.__aenter__()
         self._exchange = exchange
         if upstream.status >= 400:

@@ -2,10 +2,13 @@
 
 import asyncio
 import json
+from time import monotonic
 from typing import Any
 
 import pytest
 
+from router.core.budget import Room
+from router.core.call import Workload
 from router.core.node import Node
 from tests.fakes import FakeNode, Script
 from tests.fakes.seen import Seen
@@ -38,6 +41,24 @@ async def taken_back(app: App) -> float:
 @pytest.fixture
 def freed() -> asyncio.Event:
     return asyncio.Event()
+
+
+async def test_room_taken_back_before_its_call_had_its_turn_is_not_used(rig):
+    fake = await rig.node(script=Script(ttft=0.5))
+    app = await rig.router()
+    node, admission = app.node("n1"), app.inside.dispatcher.admission
+    with node.budget.hold(Room(1, 1), Workload.INTERACTIVE, prompt_tokens=1000, now=monotonic()):
+        asked = asyncio.create_task(ask(app.port, chat(LONG), headers=BATCH))
+        await eventually(lambda: admission.waiting(Workload.BATCH))
+    admission.serve()
+    (granted,) = node.budget.batch
+    admission.empty(node)
+    assert granted.taken
+    await eventually(lambda: fake.inflight)
+    (held,) = node.budget.batch
+    assert held is not granted, "what runs there is held"
+    assert (await asked).status == 200
+    assert fake.accepted == 1
 
 
 @pytest.mark.parametrize("body", [stream(LONG), chat(LONG)])
