@@ -20,7 +20,7 @@ __all__ = ["Around", "Begin", "Mode", "Policy", "WaitReason", "begin", "victims"
 
 SMALL_TOKENS = 512
 """A prompt of no more than this many tokens, all batch prompts in prefill together, is read in one step."""
-TRICKLE = 0.04
+TRICKLE = 0.03
 """Share of the time batch waits for chat that it gets back. Below 1 - 0.95, so that a p95 objective bears it."""
 TRICKLE_MOST_S = 120.0
 """So much is saved up at most."""

@@ -45,7 +45,7 @@ __all__ = ["Admission", "Limits", "TakeBacks"]
 LATELY_S = 30.0
 """Chat is packed while batch was here within this long."""
 
-PAID = 2.0
+PAID = 1.25
 """What the trickle paid for is firm for so many times what it should take: a guess that was wrong holds no longer."""
 
 TakeBacks = Callable[[Node, Permit, float], None]
