@@ -254,9 +254,9 @@ def test_chat_without_a_pause_leaves_batch_a_trickle(keeps: bool) -> None:
 def test_bursts_do_not_keep_a_long_line_from_its_end() -> None:
     """Chat for 5 s in every 20, a line that needs 25 s, and an engine that keeps nothing."""
     world = World(keeps=False, whole_s=25.0)
-    bursts = [20.0 * burst + second / 2 for burst in range(100) for second in range(10)]
-    world.run(bursts, 0.5, 2000)
-    assert world.done >= 3, "a line that outlasts every pause lives on the trickle"
+    bursts = [20.0 * burst + second / 2 for burst in range(140) for second in range(10)]
+    world.run(bursts, 0.5, 2800)
+    assert world.done >= 4, "a line that outlasts every pause lives on the trickle"
     assert max(world.takes) <= LOSSES_MOST
     assert world.wasted_s < 0.3 * world.done * world.whole_s
 
