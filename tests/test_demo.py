@@ -221,21 +221,3 @@ def test_a_file_that_is_no_model_is_told(tmp_path):
     )
     assert done.returncode == 1
     assert "the end of" in done.stderr
-
-
-@needs_llama
-@pytest.mark.timeout(900)
-def test_the_whole_demo_once(tmp_path):
-    """Real nodes and a real model, fetched into the user's cache on first use."""
-    command = [sys.executable, "-m", "router", "demo", "--once", "--brief", "--port", "0"]
-    environment = {**os.environ, "COLUMNS": "100"}
-    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        below = psutil.Process(process.pid)
-        told, children = "", set()
-        for line in process.stdout:
-            told += line
-            children |= {child.pid for child in below.children(recursive=True)}
-    assert process.returncode == 0, told
-    assert "What went where, and why" in told
-    assert len(children) >= 4
-    assert all(gone(pid) for pid in children)

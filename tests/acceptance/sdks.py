@@ -4,10 +4,14 @@ Environments live under `$EBBTIDE_TEST_CACHE` or `.cache/sdks` and are made once
 that cannot be made (no network, no Node) is unavailable with its reason, and its tests are skipped with that reason.
 """
 
+import fcntl
 import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -68,27 +72,37 @@ def unavailable(sdk: Sdk) -> str | None:
     """None when the client can be run (it is installed if need be), else the reason why not."""
     if sdk.runtime == "node" and (reason := _node_missing(sdk.node_major)):
         return reason
-    marker = sdk.home / "installed"
-    if not marker.exists():
-        try:
-            _install(sdk)
-        except (subprocess.SubprocessError, OSError) as error:
-            shutil.rmtree(sdk.home, ignore_errors=True)
-            return f"{sdk.name} cannot be installed: {_last_line(error)}"
-        marker.write_text(sdk.version)
-    if sdk.runtime == "node":
-        for script in CLIENTS.glob("*.mjs"):
-            shutil.copyfile(script, sdk.home / script.name)
+    with _alone(sdk):
+        marker = sdk.home / "installed"
+        if not marker.exists():
+            try:
+                _install(sdk)
+            except (subprocess.SubprocessError, OSError) as error:
+                shutil.rmtree(sdk.home, ignore_errors=True)
+                return f"{sdk.name} cannot be installed: {_last_line(error)}"
+            marker.write_text(sdk.version)
+        if sdk.runtime == "node":
+            for script in CLIENTS.glob("*.mjs"):
+                shutil.copyfile(script, sdk.home / script.name)
     return None
+
+
+@contextmanager
+def _alone(sdk: Sdk) -> Iterator[None]:
+    """Nobody else installs that client meanwhile."""
+    sdk.home.parent.mkdir(parents=True, exist_ok=True)
+    with (sdk.home.parent / f"{sdk.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _install(sdk: Sdk) -> None:
     sdk.home.mkdir(parents=True, exist_ok=True)
     wanted = f"{sdk.package}=={sdk.version}"
     if sdk.runtime == "python":
-        _run([sys.executable, "-m", "venv", str(sdk.home)])
-        pip = [str(sdk.home / "bin" / "python"), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _run([*pip, "--retries", "1", wanted])
+        _run([sys.executable, "-m", "venv", "--without-pip", str(sdk.home)])
+        pip = [sys.executable, "-m", "pip", "--python", str(sdk.home / "bin" / "python"), "install", "--quiet"]
+        _run([*pip, "--disable-pip-version-check", "--retries", "1", wanted])
     else:
         npm = ["npm", "install", "--no-audit", "--no-fund", "--loglevel", "error", "--prefix", str(sdk.home)]
         _run([*npm, wanted.replace("==", "@")])
@@ -112,5 +126,6 @@ def _last_line(error: Exception) -> str:
 
 
 if __name__ == "__main__":
-    for each in SDKS:
-        print(f"{each.name}: {unavailable(each) or 'ready'}")
+    with ThreadPoolExecutor(3) as installing:
+        for each, reason in zip(SDKS, installing.map(unavailable, SDKS), strict=True):
+            print(f"{each.name}: {reason or 'ready'}")
