@@ -4,8 +4,9 @@ import asyncio
 import json
 import shutil
 import sqlite3
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import time
@@ -19,7 +20,10 @@ from tests.acceptance.batches import lines
 from tests.acceptance.sdks import CLIENTS, SDKS, Sdk, unavailable
 from tests.fakes import FakeNode, Script
 from tests.rig import RouterProcess, entry, eventually, running_process
+from tests.store.conftest import database, server, socket_of
 from tests.upstream.wire import Node, Peer
+
+__all__ = ["server"]
 
 SECRET = "whsec_" + "c2VjcmV0IHdpdGggMzIgYnl0ZXMgb2YgcmFuZG9tIQ=="
 OLD_SECRET = "whsec_" + "YW5vdGhlciBzZWNyZXQgb2YgMzIgcmFuZG9tIGJ5dGU="
@@ -171,3 +175,21 @@ def failed_once(home: Path) -> bool:
     with closing(sqlite3.connect(home / "ebbtide.db")) as database:
         due = f"SELECT count(*) FROM deliveries WHERE attempts = 1 AND due_at < {time() + 10}"
         return bool(database.execute(due).fetchone()[0])
+
+
+async def test_two_routers_on_one_postgresql_tell_each_end_once(tmp_path, request):
+    """Both look for what is due all the time; twelve batches end at the one or the other, and each is told of once."""
+    homes = [tmp_path / name for name in ("one", "two")]
+    for home in homes:
+        home.mkdir()
+    async with AsyncExitStack() as stack:
+        store = await stack.enter_async_context(database(socket_of(request.getfixturevalue("server")), "template1"))
+        node = await stack.enter_async_context(FakeNode())
+        received = await stack.enter_async_context(receiving(200))
+        how = {**settings(node, tmp_path), "store": {"url": store}}
+        routers = [await stack.enter_async_context(running_process(how, home, env=SECRETS)) for home in homes]
+        hook = f"http://127.0.0.1:{received.port}/ended"
+        made = await asyncio.gather(*(submit(routers[number % 2], webhook=hook) for number in range(12)))
+        await eventually(lambda: all(received.of(batch.id) for batch in made), within=30)
+    assert sorted(Counter(event["headers"]["webhook-id"] for event in received.events).values()) == [1] * 12
+    assert sum(router.said.count("webhook delivered") for router in routers) == 12
