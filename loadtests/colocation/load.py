@@ -38,9 +38,13 @@ class Shape:
 
 @dataclass
 class Result:
-    """What chat felt, in seconds, and what batch got done. `spans` are the times each chat was under way."""
+    """What chat felt, in seconds, and what batch got done. `spans` are the times each chat was under way.
+
+    `chats` has, of each that was answered, when it was due after the start and how long its first token took.
+    """
 
     first: list[float] = field(default_factory=list)
+    chats: list[tuple[float, float]] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
     spans: list[tuple[float, float]] = field(default_factory=list)
     failed: int = 0
@@ -141,7 +145,7 @@ async def run(endpoint: Endpoint, shape: Shape, batch: str, seed: int) -> Result
         began = perf_counter()
         ends = began + shape.seconds
         batching = group.create_task(work.run(ends))
-        talking = [group.create_task(_chat(endpoint, body, began + due, result)) for due, body in chats]
+        talking = [group.create_task(_chat(endpoint, body, began, due, result)) for due, body in chats]
         await asyncio.sleep(max(0.0, ends - perf_counter()))
         result.batch_tokens = await work.done()
         await asyncio.wait(talking) if talking else None
@@ -150,7 +154,8 @@ async def run(endpoint: Endpoint, shape: Shape, batch: str, seed: int) -> Result
     return result
 
 
-async def _chat(endpoint: Endpoint, body: bytes, due: float, result: Result) -> None:
+async def _chat(endpoint: Endpoint, body: bytes, began: float, after: float, result: Result) -> None:
+    due = began + after
     await asyncio.sleep(max(0.0, due - perf_counter()))
     told = await endpoint.stream(body, due)
     result.spans.append((due, perf_counter()))
@@ -159,6 +164,7 @@ async def _chat(endpoint: Endpoint, body: bytes, due: float, result: Result) -> 
         return
     first, gaps = told
     result.first.append(first)
+    result.chats.append((after, first))
     result.gaps.extend(gaps)
 
 

@@ -40,6 +40,8 @@ store: {{url: "sqlite:///{home}/ebbtide.db"}}
 nodes: [{{name: shared, url: "{engine}"}}]
 log: {{level: warning, calls: false}}
 """
+Chats = dict[str, list[tuple[float, float]]]
+"""By system: when each chat was due, in seconds of the run, and how long its first token took."""
 FIGURES = ("first_p50", "first_p95", "first_p99", "gap_p50", "gap_p95", "busy", "batch", "failed")
 
 
@@ -142,16 +144,18 @@ def figures(result: Result) -> dict[str, float]:
     return dict(zip(FIGURES, (*told, float(result.failed)), strict=True))
 
 
-def one_run(name: str, batch: str, url: str, shape: Shape, seed: int) -> dict[str, float]:
-    found = figures(asyncio.run(measured(url, shape, batch, seed)))
+def one_run(name: str, batch: str, url: str, shape: Shape, seed: int, chats: Chats) -> dict[str, float]:
+    result = asyncio.run(measured(url, shape, batch, seed))
+    chats[name] = sorted(result.chats)
+    found = figures(result)
     shown = "  ".join(f"{key} {value:.4g}" for key, value in found.items())
     print(f"  {name:14s} {shown}", file=sys.stderr, flush=True)
     time.sleep(2)  # what the run left in the engine ends
     return found
 
 
-def rounds(told: argparse.Namespace, engine: str, shape: Shape) -> dict[str, list[dict[str, float]]]:
-    """Every system in every round."""
+def rounds(told: argparse.Namespace, engine: str, shape: Shape, chats: Chats) -> dict[str, list[dict[str, float]]]:
+    """Every system in every round. `chats` holds those of the last."""
     found: dict[str, list[dict[str, float]]] = {}
     named = dict(item.split("=", 1) for item in told.peers)
     with ExitStack() as stack:
@@ -166,7 +170,7 @@ def rounds(told: argparse.Namespace, engine: str, shape: Shape) -> dict[str, lis
                     continue
                 silent = Shape(**{**vars(shape), "rate": 0.0, "burst": 0}) if name == "batch alone" else shape
                 found.setdefault(name, []).append(
-                    one_run(name, batch, url, silent, told.seed + 1000 * number + 10 * place)
+                    one_run(name, batch, url, silent, told.seed + 1000 * number + 10 * place, chats)
                 )
     return found
 
@@ -233,6 +237,26 @@ def plot(results: dict[str, dict[str, list[dict[str, float]]]], path: Path) -> N
     figure.savefig(path, bbox_inches="tight")
 
 
+def timeline(chats: Chats, path: Path) -> None:
+    """Each chat of the last round: when it was due, and how long its first token took."""
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        return
+    figure, axes = pyplot.subplots(figsize=(7, 3.2))
+    marks = {"chat alone": ("o", "tab:gray"), "uncontrolled": ("x", "tab:red"), "ebbtide": (".", "tab:blue")}
+    for name, found in chats.items():
+        if found:
+            mark, colour = marks.get(name, ("+", None))
+            axes.plot([at for at, _ in found], [took * 1e3 for _, took in found], mark, color=colour, label=name, ms=4)
+    axes.set_yscale("log")
+    axes.set_xlabel("the chat was due, seconds into the run")
+    axes.set_ylabel("time to first token, ms")
+    axes.grid(visible=True, which="major", alpha=0.3)
+    axes.legend(fontsize=8, loc="center right")
+    figure.savefig(path, bbox_inches="tight")
+
+
 def main() -> None:
     told = arguments()
     if not (told.engine or told.start):
@@ -243,18 +267,22 @@ def main() -> None:
             port = free_port()
             engine = f"http://127.0.0.1:{port}"
             stack.enter_context(process(told.start, f"{engine}/health", PORT=str(port)))
-        results = {}
+        results, chats = {}, {}
         for rate in told.rates:
             shape = Shape(
                 rate=rate, seconds=told.seconds, batch_prompt=told.batch_prompt, burst=told.burst, model=told.model
             )
-            found = results[f"{rate:g}"] = rounds(told, engine.rstrip("/"), shape)
+            last = chats[f"{rate:g}"] = {}
+            found = results[f"{rate:g}"] = rounds(told, engine.rstrip("/"), shape, last)
             print(f"\n{rate:g} chats a second, {told.rounds} rounds of {told.seconds:g} s\n")
             print("\n".join([*table(found), "", ratios(found)]), flush=True)
     if told.out:
         told.out.mkdir(parents=True, exist_ok=True)
         (told.out / "results.json").write_text(json.dumps(results, indent=1))
+        (told.out / "chats.json").write_text(json.dumps(chats))
         plot(results, told.out / "plot.svg")
+        for rate, last in chats.items():
+            timeline(last, told.out / f"timeline-{rate}.svg")
 
 
 if __name__ == "__main__":
