@@ -152,6 +152,8 @@ class Dispatcher:
                 self._ledger.leg(trip, type(error))
                 grant = await self._next(trip, error)
             else:
+                if trip.permit is not None and trip.call.reason is not Reason.JOB:
+                    trip.permit.firm = True  # somebody reads along: what they have read cannot be taken back
                 self.admission.changed()
                 return leg, reply
 
@@ -241,8 +243,6 @@ class Opening:
             raise
         trip.committed = True
         trip.status = reply.status
-        if trip.permit is not None and trip.call.reason is not Reason.JOB:
-            trip.permit.firm = True  # somebody reads along: what they have read cannot be taken back
         return reply
 
     async def __aexit__(
