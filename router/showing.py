@@ -7,7 +7,7 @@ from router.api.board import Trend
 from router.batching import Batching
 from router.caring import Caring
 from router.core.budget import Permit
-from router.core.drift import Diagnosis, Verdict
+from router.core.drift import ALARMS, MEANING, Diagnosis, Evidence, Verdict
 from router.core.events import Events, Topic
 from router.core.node import Node, State
 from router.core.signals import Heard
@@ -15,6 +15,9 @@ from router.core.yielding import Mode
 from router.fleet.watch import Watch
 
 __all__ = ["acquaint", "moved", "taken_back", "trend"]
+
+MOST_READINGS = 60
+MOST_EVIDENCE = 12
 
 
 def moved(events: Events) -> Callable[[Node, State], None]:
@@ -35,21 +38,42 @@ def taken_back(events: Events, batching: Batching | None, node: Node, permit: Pe
 
 
 def trend(watch: Watch) -> Callable[[str], Trend | None]:
-    """Who tells how a node has changed."""
+    """Who tells how a node has changed. Readings of memory are of the last hours, one in so many minutes."""
+    kept: dict[str, tuple[int | None, list[tuple[float, float]]]] = {}
+
+    def readings(name: str) -> list[tuple[float, float]]:
+        signals = watch.signals(name)
+        if signals is None:
+            kept.pop(name, None)
+            return []
+        ring = signals.fine
+        if name not in kept or kept[name][0] != ring.newest:
+            found = ring.channel("rss_bytes")
+            kept[name] = ring.newest, found[:: -(len(found) // MOST_READINGS + 1)][::-1]
+        return kept[name][1]
 
     def of(name: str) -> Trend | None:
         found = watch.diagnosis(name)
-        if found.verdict is Verdict.UNKNOWN and found.rss_bytes is None:
+        memory = readings(name)
+        if found.verdict is Verdict.UNKNOWN and found.rss_bytes is None and not memory:
             return None
         drift = None if found.ttft_drift_ratio is None else found.ttft_drift_ratio - 1.0
         return Trend(
             ttft_drift=drift,
             rss_bytes_an_hour=found.rss_slope_bytes_per_hour,
-            rss_bytes=() if found.rss_bytes is None else (found.rss_bytes,),
-            verdict=found.verdict,
+            rss_bytes=memory,
+            verdict=f"{found.verdict.replace('_', ' ')}: {MEANING[found.verdict]}" if found.verdict in ALARMS else "",
+            limit_s=found.projected_limit_s,
+            evidence=[_told(one) for one in found.evidence[:MOST_EVIDENCE]],
         )
 
     return of
+
+
+def _told(one: Evidence) -> str:
+    """A number that led to a verdict, in words."""
+    beside = "" if one.against is None else f" against {one.against:,.4g}{f' ({one.what})' if one.what else ''}"
+    return f"{one.name} {one.value:,.4g} {one.unit}{beside}"
 
 
 def acquaint(caring: Caring, watch: Watch, events: Events) -> None:

@@ -59,12 +59,18 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """How a node has changed: first tokens against its own past (a share), memory an hour, and its last readings."""
+    """How a node has changed: first tokens against its own past (a share), memory an hour, and its last readings.
+
+    `rss_bytes` are pairs: seconds of a steady clock, and what it was then. `verdict` says in words what is wrong, empty
+    if nothing is; `limit_s` when growing memory reaches its limit; `evidence` are the numbers, in words.
+    """
 
     ttft_drift: float | None = None
     rss_bytes_an_hour: float | None = None
-    rss_bytes: Sequence[float] = ()
+    rss_bytes: Sequence[tuple[float, float]] = ()
     verdict: str = ""
+    limit_s: float | None = None
+    evidence: Sequence[str] = ()
 
 
 class Canary(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,13 +84,17 @@ def _no_trend(_: str) -> Trend | None:
     return None
 
 
+def _no_spend() -> Spend | None:
+    return None
+
+
 def _no_canary() -> Canary | None:
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Who knows what. `clock` is steady, `wall` unix seconds; `callers` are the names of keys."""
+    """Who knows what. `clock` is steady, `wall` unix seconds; `callers` gives the names of keys there are now."""
 
     fleet: Fleet
     admission: Admission
@@ -93,9 +103,9 @@ class Sources:
     clock: Callable[[], float]
     wall: Callable[[], float]
     draining: Callable[[], bool]
-    spend: Spend | None = None
-    relay_models: Sequence[str] = ()
-    callers: Sequence[str] = ()
+    spend: Callable[[], Spend | None] = _no_spend
+    relay_models: Callable[[], Sequence[str]] = tuple
+    callers: Callable[[], Sequence[str]] = tuple
     lookout: Lookout | None = None
     trend: Callable[[str], Trend | None] = _no_trend
     canary: Callable[[], Canary | None] = _no_canary
@@ -150,12 +160,12 @@ class Board:
     def _choices(self) -> dict[str, list[str]]:
         source = self._from
         models = dict.fromkeys(model for node in source.fleet.nodes for model in node.models())
-        models |= dict.fromkeys(source.relay_models)
+        models |= dict.fromkeys(source.relay_models())
         return {
             "models": list(models)[:MOST_NAMES],
             "pools": [str(workload) for workload in Workload],
             "nodes": [node.name for node in source.fleet.nodes],
-            "keys": [name for name in source.callers if self._wish.owns(name)][:MOST_NAMES],
+            "keys": [name for name in source.callers() if self._wish.owns(name)][:MOST_NAMES],
         }
 
     def _chat(self, nodes: Sequence[Node], recent: Tally, relayed: Tally, waiting: int) -> Told:
@@ -177,7 +187,7 @@ class Board:
     def _verdict(self, nodes: Sequence[Node], recent: Tally, p95_s: float | None, objective_s: float | None) -> str:
         up = any(node.state in UP for node in nodes)
         if not up:
-            return "relay_only" if self._from.relay_models else "down"
+            return "relay_only" if self._from.relay_models() else "down"
         if not recent.calls:
             return "quiet"
         if recent.failed > FAILING * recent.calls:
@@ -269,16 +279,17 @@ class Board:
 
     def _relay(self, relayed: Tally) -> Told | None:
         source = self._from
-        if not source.relay_models:
+        models = source.relay_models()
+        if not models:
             return None
         canary = source.canary()
         told: Told = {
-            "models": list(source.relay_models)[:MOST_NAMES],
+            "models": list(models)[:MOST_NAMES],
             "calls": relayed.calls,
             "ttft_p50_s": _short(relayed.quantile_s(0.5)),
             "canary": None if canary is None else msgspec.to_builtins(canary),
         }
-        spend = source.spend
+        spend = source.spend()
         if spend is not None:
             told["day_usd"] = round(spend.day(source.wall()), 4)
             told["batches_usd"] = round(spend.day(source.wall(), batch=True), 4)

@@ -80,6 +80,10 @@ class Dashboard:
             except Exception:
                 log.error("the dashboard failed through a fault of ours", exc_info=True)
 
+    def renew(self) -> None:
+        """Keys have changed: whoever looks has to show theirs again."""
+        self.feeds.renew()
+
     def close(self) -> None:
         """End every stream."""
         self.feeds.close()

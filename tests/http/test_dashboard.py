@@ -17,7 +17,7 @@ from router.core.node import State
 from router.core.placement import WaitReason
 from tests.fakes import Script
 from tests.jobs.desk import jsonl, line
-from tests.rig import Event, Reply, ask, entry, eventually, running_app, stream
+from tests.rig import Event, Reply, ask, entry, eventually, relay_entry, running_app, stream
 from tests.rig.client import Connection, request
 
 ADMIN, PLAIN = {"name": "ops", "key": "key-of-ops", "admin": True}, {"name": "nightly", "key": "key-of-nightly"}
@@ -32,9 +32,9 @@ async def get(port: int, path: str, **options: Any) -> Reply:
 
 
 @asynccontextmanager
-async def listening(port: int, query: str = "", **options: Any) -> AsyncIterator["Listener"]:
+async def listening(port: int, query: str = "", headers: Any = (), **options: Any) -> AsyncIterator["Listener"]:
     async with await Connection.open(port, **options) as line:
-        await line.send(request(f"/dashboard/events?{query}", method="GET"))
+        await line.send(request(f"/dashboard/events?{query}", method="GET", headers=headers))
         yield Listener(line)
 
 
@@ -288,3 +288,27 @@ async def test_a_node_that_comes_and_goes_is_told(rig):
     assert texts[0].startswith("starting → ready")
     assert texts[-1].startswith("ready → down: ")
     await node.up()
+
+
+async def test_a_reload_changes_the_keys_and_the_relay_that_are_told(rig):
+    node, relay = await rig.node("a"), await rig.relay(models=["tiny", "other"])
+    nodes = {"nodes": [entry(node)]}
+    app = await rig.router(keys=[ADMIN, PLAIN])
+    async with listening(app.port, headers=bearer("key-of-ops")) as listener:
+        first = (await listener.next("snapshot"))["state"]
+        assert (first["choices"]["keys"], first["relay"]) == (["ops", "nightly"], None)
+        outside = relay_entry(relay, models=["tiny", "other"], api_key=relay.requires_key)
+        await app.reload({**nodes, "keys": [ADMIN, PLAIN], "relay": outside})
+        told: dict[str, Any] = {}
+        while "relay" not in told.get("set", {}):
+            told = await listener.next("change")
+        assert told["set"]["relay"]["models"] == ["tiny", "other"]
+        assert told["set"]["choices"]["models"] == ["tiny", "other"]
+        fewer = {**ADMIN, "admin": False}
+        await app.reload({**nodes, "keys": [fewer, {"name": "late", "key": "key-of-late", "admin": True}]})
+        assert (await listener.rest()).clean, "who looks has to show their key again"
+    assert (await get(app.port, "/dashboard/snapshot", headers=bearer("key-of-nightly"))).status == 401
+    ops = (await get(app.port, "/dashboard/snapshot", headers=bearer("key-of-ops"))).json
+    assert (ops["you"]["acts"], ops["state"]["choices"]["keys"]) == ([], ["ops"])
+    late = (await get(app.port, "/dashboard/snapshot", headers=bearer("key-of-late"))).json
+    assert (late["state"]["choices"]["keys"], late["state"]["relay"]) == (["ops", "late"], None)
