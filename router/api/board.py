@@ -30,7 +30,7 @@ from router.jobs.store import Progress
 
 T = TypeVar("T")
 Told = dict[str, Any]
-FAILING = 0.05
+FAILING = 0.02
 """Share of chat that fails from which chat is said to fail."""
 MOST_NAMES = 500
 """Names a filter offers."""

@@ -102,6 +102,8 @@ class Dashboard:
 
     async def _snapshot(self, request: Request) -> Response:
         caller = self._keyring.caller(request.headers.raw)
+        if self._from.lookout is not None:
+            self._from.lookout.wake()
         told = {**await self.feeds.once(_wish(request, caller)), **self._hello(caller)}
         response = json_response(told)
         response.headers["cache-control"] = "no-store"

@@ -151,6 +151,10 @@ async def test_what_is_not_well_says_so_with_its_evidence_and_what_to_do(browser
             "document.querySelector('[data-node=b] details .hint').textContent"
         )
         assert await tab.run("document.querySelector('[data-node=a] .cause').hidden"), "steady is no warning"
+        await tab.run(
+            "Object.assign(document.getElementById('topic'), {value: 'take_back'}).dispatchEvent(new Event('change'))"
+        )
+        assert await tab.run("document.querySelectorAll('.events li').length") == 3
         for _ in range(60):
             stage.ended(Workload.INTERACTIVE, "a", 2.0, 10)
         assert "Runbook: EbbtideChatSlow" in await tab.until(

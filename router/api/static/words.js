@@ -69,7 +69,7 @@ export const POOLS = { interactive: "chat", batch: "batch" };
 export const VERDICTS = {
   fine: ["fine", "good", "First tokens come within the objective, and calls do not fail."],
   slow: ["over its objective", "warn", "Of 100 calls, more than 5 waited longer for their first token than they should."],
-  failing: ["failing", "bad", "More than 5 % of the calls failed, timed out or were refused."],
+  failing: ["failing", "bad", "More than 2 % of the calls failed, timed out or were refused."],
   quiet: ["no calls", "none", "Nobody asked in the last 5 minutes. Nodes are up."],
   relay_only: ["on the relay", "warn", "No node is up; the relay answers the models it may."],
   down: ["cannot be served", "bad", "No node is up, and there is no relay."],
