@@ -32,6 +32,8 @@ T = TypeVar("T")
 Told = dict[str, Any]
 FAILING = 0.02
 """Share of chat that fails from which chat is said to fail."""
+MOST_FAILURES = 6
+"""Places and ways of failing that are told."""
 MOST_NAMES = 500
 """Names a filter offers."""
 
@@ -174,6 +176,7 @@ class Board:
         told = {
             "calls": recent.calls,
             "failed": recent.failed,
+            "failures": self._failures(),
             "ttft_p50_s": _short(recent.quantile_s(0.5)),
             "ttft_p95_s": _short(p95_s),
             "objective_s": _short(objective_s),
@@ -183,6 +186,17 @@ class Board:
             "minutes": RECENT * SLOT_S // 60,
         }
         return {"verdict": self._verdict(nodes, recent, p95_s, objective_s), **told}
+
+    def _failures(self) -> list[Told]:
+        """Where chat failed in the last five minutes, and how: most first."""
+        sums: dict[tuple[str, str], int] = {}
+        for slot in self._from.history.recent():
+            for tally in slot.kinds.values():
+                if tally.failed and tally.kind.workload is Workload.INTERACTIVE and self._wish.counts(tally.kind):
+                    for end, count in tally.ends.items():
+                        sums[tally.kind.node, end] = sums.get((tally.kind.node, end), 0) + count
+        most = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:MOST_FAILURES]
+        return [{"node": node, "outcome": str(end), "calls": count} for (node, end), count in most]
 
     def _verdict(self, nodes: Sequence[Node], recent: Tally, p95_s: float | None, objective_s: float | None) -> str:
         up = any(node.state in UP for node in nodes)

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from router.api.feeds import Feed, change
 from router.core.events import Topic
 from router.core.node import State
 from router.core.placement import WaitReason
+from router.dispatch.history import FAILED
 from tests.fakes import Script
 from tests.jobs.desk import jsonl, line
 from tests.rig import Event, Reply, ask, entry, eventually, relay_entry, running_app, stream
@@ -95,10 +98,19 @@ async def test_files_are_kept_for_ever_and_a_version_is_never_mixed(rig):
         assert (await get(app.port, f"/dashboard/static/{wrong}")).status == 404
 
 
-@pytest.mark.parametrize("words", [WaitReason, State, Topic], ids=lambda words: words.__name__)
+@pytest.mark.parametrize("words", [WaitReason, State, Topic, FAILED], ids=["reasons", "states", "topics", "outcomes"])
 def test_every_code_has_its_words_on_the_page(words):
     text = files("router.api").joinpath("static/words.js").read_text()
     assert [str(word) for word in words if f" {word}: " not in text] == []
+
+
+def test_what_is_to_do_has_its_runbook():
+    text = files("router.api").joinpath("static/words.js").read_text()
+    todo = text.partition("export const TODO = {")[2].partition("};")[0]
+    named = re.findall(r', "(\w+)"\],$', todo, re.M)
+    assert len(named) == todo.count("\n") - 1 > 8
+    runbooks = (Path(__file__).parents[2] / "docs/runbooks.md").read_text()
+    assert [name for name in named if f"\n## {name}\n" not in runbooks] == []
 
 
 # Who
@@ -277,6 +289,20 @@ async def test_a_wish_narrows_what_is_told(rig):
         assert (list(state["nodes"]), state["chat"]["calls"]) == (nodes, calls)
     long = await get(app.port, f"/dashboard/snapshot?model={'x' * 300}")
     assert (long.status, long.error["param"]) == (400, "model")
+
+
+async def test_where_and_how_chat_failed_is_told(rig):
+    node = await rig.node("a")
+    app = await rig.router(upstream={"retries": 0})
+    for script in (Script(status=500), Script(n=4, cut=2), Script(n=4, cut=2), Script()):
+        node.script = script
+        await ask(app.port, stream())
+    chat = (await get(app.port, "/dashboard/snapshot")).json["state"]["chat"]
+    assert (chat["calls"], chat["failed"], chat["verdict"]) == (4, 3, "failing")
+    assert chat["failures"] == [
+        {"node": "a", "outcome": "cut", "calls": 2},
+        {"node": "a", "outcome": "failed", "calls": 1},
+    ]
 
 
 async def test_a_node_that_comes_and_goes_is_told(rig):

@@ -2,7 +2,7 @@
 
 import { attr, byId, el, put, show } from "./dom.js";
 import { now, state } from "./state.js";
-import { TODO, VERDICTS, STATES, count, long, many, near, quick, share, usd, utc } from "./words.js";
+import { OUTCOMES, TODO, VERDICTS, STATES, count, long, many, near, quick, share, usd, utc } from "./words.js";
 
 const OUT = ["down", "starting", "draining", "recycling"];
 const MARKS = { good: "●", warn: "▲", bad: "■", none: "○" };
@@ -73,10 +73,13 @@ function renderChat(told) {
     ["means", meaning],
     ["over", `the last ${told.minutes} min`],
     ["calls ended", `${count(told.calls)}, of which ${count(told.failed)} failed, timed out, were refused or cut`],
+    ["failed where", told.failures.length ? told.failures.map(failed).join("; ") : "nowhere"],
     ["objective", told.objective_stated ? "stated: pools.interactive.ttft_p95_ms" : "auto: 3 × the slowest node's own first token"],
     ["on the relay", told.calls ? share(Math.min(1, told.relayed / told.calls)) : "0 %"],
   ], told.verdict);
 }
+
+const failed = ({ node, outcome, calls }) => `${count(calls)} ${OUTCOMES[outcome] ?? outcome} ${node ? `on ${node}` : "before any node"}`;
 
 function renderQueue(told, batches) {
   const waiting = told.interactive + told.batch;

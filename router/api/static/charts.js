@@ -130,10 +130,10 @@ class Lines {
     this.keys.replaceChildren(...series.map((one) => key(one)));
     const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "12px system-ui" };
     return new uPlot({
-      width: this.wide(), height: 170, legend: { show: false }, cursor: { show: false }, padding: [10, 8, 0, 0],
+      width: this.wide(), height: 170, legend: { show: false }, cursor: { show: false }, padding: [10, 22, 0, 0],
       scales: { y: { range: (_, low, high) => [0, Math.max(high ?? 1, 1e-3) * 1.1] } },
       axes: [
-        { ...axis, size: 28, space: 64, values: (_, times) => times.map((at) => clock(at).slice(0, 5)) },
+        { ...axis, size: 28, space: 64, values: (_, times) => times.map((at) => clock(at).slice(0, times.length > 1 && times[1] - times[0] < 60 ? 8 : 5)) },
         { ...axis, size: 62, ...(this.steps && { incrs: this.steps }), values: (_, values) => values.map((value) => this.told(value).replace(/ (lines|calls|tokens\/s)$/, "")) },
       ],
       series: [{}, ...series.map((one) => ({

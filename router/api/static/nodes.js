@@ -149,7 +149,8 @@ function updateTrends(view, node) {
   const last = trail.length ? trail.at(-1)[1] : null;
   const alone = node.unloaded_s === null ? "" : `, alone ${quick(node.unloaded_s)}`;
   show(view.trend, trail.length || drift !== null);
-  put(view.ttft, `first token ${last === null ? "" : quick(last)}${alone}${moved}`);
+  put(view.ttft, `first token ${last === null ? "not seen yet" : quick(last)}${alone}${moved}`);
+  show(view.spark.root, trail.length);
   view.spark.update(trail, `Median first token by minute in the last hour, last ${quick(last)}${moved}`);
   const slope = node.trend?.rss_bytes_an_hour ?? null;
   const memory = node.trend?.rss_bytes ?? [];

@@ -63,6 +63,11 @@ export const REASONS = {
   nodes_busy: ["nodes refuse", "The nodes refuse calls for the moment."],
 };
 
+/** How calls fail. */
+export const OUTCOMES = {
+  refused: "refused", timed_out: "timed out", failed: "failed", cut: "broken off",
+};
+
 export const POOLS = { interactive: "chat", batch: "batch" };
 
 /** What is said of chat: few words, how bad it is (good, warn, bad, none), and what it means. */
@@ -78,7 +83,7 @@ export const VERDICTS = {
 /** What to do about it: the first step, and the section of docs/runbooks.md with the rest. */
 export const TODO = {
   slow: ["If one node's first token is long, drain it. If all are and batch is reading, drain batch from one. If only chat runs, add a node or a relay.", "EbbtideChatSlow"],
-  failing: ["See which node's events say why, and drain it. Where calls are refused for want of room: a node or a relay more.", "EbbtideChatFailing"],
+  failing: ["The evidence says where and how. One node: drain it. Refused before any node: there is no room, add a node or a relay.", "EbbtideChatFailing"],
   relay_only: ["See below why the nodes are down; they are let in by themselves once they answer.", "EbbtideNoNodeUp"],
   down: ["See below why the nodes are down; callers get 503 until one answers.", "EbbtideNoNodeUp"],
   store: ["Chat goes on, and no line is lost. Bring the database back or make room on its disk; nothing else is needed.", "EbbtideStoreTrouble"],
