@@ -18,6 +18,7 @@ __all__ = ["acquaint", "moved", "taken_back", "trend"]
 
 MOST_READINGS = 60
 MOST_EVIDENCE = 12
+SIZES = {"bytes": (2.0**30, "GiB"), "bytes/h": (2.0**20, "MiB/h")}
 
 
 def moved(events: Events) -> Callable[[Node, State], None]:
@@ -72,8 +73,9 @@ def trend(watch: Watch) -> Callable[[str], Trend | None]:
 
 def _told(one: Evidence) -> str:
     """A number that led to a verdict, in words."""
-    beside = "" if one.against is None else f" against {one.against:,.4g}{f' ({one.what})' if one.what else ''}"
-    return f"{one.name} {one.value:,.4g} {one.unit}{beside}"
+    size, unit = SIZES.get(one.unit, (1.0, one.unit))
+    beside = "" if one.against is None else f" against {one.against / size:,.4g}"
+    return f"{one.name} {one.value / size:,.4g} {unit}{beside}{f' ({one.what})' if one.what and beside else ''}"
 
 
 def acquaint(caring: Caring, watch: Watch, events: Events) -> None:

@@ -191,7 +191,7 @@ class Stage:
             rss_bytes=[(index, 38e9 + index * 8.6e7) for index in range(30)],
             verdict=grows,
             limit_s=6 * 3600,
-            evidence=["rss_bytes_slope 4.299e+08 bytes/h against 0 (flat, over 6 h)"],
+            evidence=["rss_bytes_slope 410 MiB/h against 0 (flat, over 6 h)"],
         )
         self.nodes[1].diagnosed(now - 1800, "diagnosis: memory_growth_with_drift", slower=True)
         for _ in range(3):

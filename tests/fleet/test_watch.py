@@ -170,7 +170,7 @@ async def test_a_leak_becomes_a_verdict_a_log_line_and_metrics(caplog):
         == "memory growth with drift: memory grows and the node slows down: local decay that a restart ends"
     )
     assert (told.limit_s, told.rss_bytes_an_hour) == (held.projected_limit_s, held.rss_slope_bytes_per_hour)
-    assert told.evidence[1].endswith("bytes/h against 0 (flat, over 6 h)")
+    assert told.evidence[1].endswith("MiB/h against 0 (flat, over 6 h)")
     sizes = [size for _, size in told.rss_bytes]
     assert 40 < len(sizes) <= 60, "hours in so many points"
     hours = (told.rss_bytes[-1][0] - told.rss_bytes[0][0]) / 3600
