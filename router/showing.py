@@ -10,7 +10,7 @@ from router.core.budget import Permit
 from router.core.drift import ALARMS, MEANING, Diagnosis, Evidence, Verdict
 from router.core.events import Events, Topic
 from router.core.node import Node, State
-from router.core.signals import Heard
+from router.core.signals import Heard, Signals
 from router.core.yielding import Mode
 from router.fleet.watch import Watch
 
@@ -39,36 +39,34 @@ def taken_back(events: Events, batching: Batching | None, node: Node, permit: Pe
 
 
 def trend(watch: Watch) -> Callable[[str], Trend | None]:
-    """Who tells how a node has changed. Readings of memory are of the last hours, one in so many minutes."""
-    kept: dict[str, tuple[int | None, list[tuple[float, float]]]] = {}
-
-    def readings(name: str) -> list[tuple[float, float]]:
-        signals = watch.signals(name)
-        if signals is None:
-            kept.pop(name, None)
-            return []
-        ring = signals.fine
-        if name not in kept or kept[name][0] != ring.newest:
-            found = ring.channel("rss_bytes")
-            kept[name] = ring.newest, found[:: -(len(found) // MOST_READINGS + 1)][::-1]
-        return kept[name][1]
+    """Who tells how a node has changed. It is made anew when there is a new reading or a new diagnosis."""
+    kept: dict[str, tuple[int | None, Diagnosis, Trend | None]] = {}
 
     def of(name: str) -> Trend | None:
-        found = watch.diagnosis(name)
-        memory = readings(name)
-        if found.verdict is Verdict.UNKNOWN and found.rss_bytes is None and not memory:
+        found, signals = watch.diagnosis(name), watch.signals(name)
+        if signals is None:
+            kept.pop(name, None)
             return None
-        drift = None if found.ttft_drift_ratio is None else found.ttft_drift_ratio - 1.0
-        return Trend(
-            ttft_drift=drift,
-            rss_bytes_an_hour=found.rss_slope_bytes_per_hour,
-            rss_bytes=memory,
-            verdict=f"{found.verdict.replace('_', ' ')}: {MEANING[found.verdict]}" if found.verdict in ALARMS else "",
-            limit_s=found.projected_limit_s,
-            evidence=[_told(one) for one in found.evidence[:MOST_EVIDENCE]],
-        )
+        known = kept.get(name)
+        if known is None or known[0] != signals.fine.newest or known[1] is not found:
+            known = kept[name] = signals.fine.newest, found, _trend(found, signals)
+        return known[2]
 
     return of
+
+
+def _trend(found: Diagnosis, signals: Signals) -> Trend | None:
+    memory = signals.fine.channel("rss_bytes")
+    if found.verdict is Verdict.UNKNOWN and found.rss_bytes is None and not memory:
+        return None
+    return Trend(
+        ttft_drift=None if found.ttft_drift_ratio is None else found.ttft_drift_ratio - 1.0,
+        rss_bytes_an_hour=found.rss_slope_bytes_per_hour,
+        rss_bytes=memory[:: -(len(memory) // MOST_READINGS + 1)][::-1],
+        verdict=f"{found.verdict.replace('_', ' ')}: {MEANING[found.verdict]}" if found.verdict in ALARMS else "",
+        limit_s=found.projected_limit_s,
+        evidence=[_told(one) for one in found.evidence[:MOST_EVIDENCE]],
+    )
 
 
 def _told(one: Evidence) -> str:

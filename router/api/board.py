@@ -121,6 +121,7 @@ class Board:
         self._clock = Clock(sources.clock, sources.wall)
         self._points: dict[str, list[Any]] = {}
         self._shown: dict[str, tuple[Progress, Told]] = {}
+        self._trends: dict[str, tuple[Trend, Told]] = {}
         self._version = version("ebbtide")
 
     async def state(self) -> Told:
@@ -262,12 +263,22 @@ class Board:
     def _card(self, node: Node) -> Told:
         source = self._from
         told = card(node, self._clock, self._wish.owns)
-        trend = source.trend(node.name)
-        told["trend"] = None if trend is None else msgspec.to_builtins(trend)
+        told["trend"] = self._trend(node.name)
         told["trail_s"] = [[at, _short(seconds)] for at, seconds in source.history.trail(node.name)]
         told["trouble"] = source.fleet.trouble.get(node.name)
         told["blind"] = node.name in source.fleet.blind
         return told
+
+    def _trend(self, name: str) -> Told | None:
+        """How a node has changed; the same object while nothing did."""
+        trend = self._from.trend(name)
+        if trend is None:
+            self._trends.pop(name, None)
+            return None
+        known = self._trends.get(name)
+        if known is None or known[0] is not trend:
+            known = self._trends[name] = trend, msgspec.to_builtins(trend)
+        return known[1]
 
     def _rows(self) -> Iterable[Progress]:
         lookout, wish = self._from.lookout, self._wish

@@ -25,6 +25,8 @@ FAILED = frozenset((Outcome.REFUSED, Outcome.TIMED_OUT, Outcome.FAILED, Outcome.
 THEIRS = frozenset((Outcome.CLIENT_LEFT, Outcome.CLIENT_STALLED, Outcome.CALLER_ERROR))
 FAILING = 0.02
 """A larger share of failed chats is no longer fine."""
+RUNBOOKS = {"failing": "EbbtideChatFailing", "slow": "EbbtideChatSlow"}
+"""Where it stands what to do about chat, by its verdict."""
 BAR = 24
 MEDIUM, WIDE = 100, 120
 """Columns from which more of a batch is shown; and of a node its engine, drift and memory."""
@@ -100,7 +102,8 @@ def _chat(seen: Seen) -> RenderableType:
     span = "since its start" if seen.span_s is None else f"last {seen.span_s:.0f} s"
     first = f"first token p50 {_ms(p50)}, p95 {_ms(p95)}, objective {_ms(objective)}"
     rest = f"errors {_share(failed)}, calls on the relay {_share(relayed)}"
-    return Text.assemble("\nCHAT ", (verdict, style), f" ({span})\n  {first}\n  {rest}")
+    said = Text.assemble("\nCHAT ", (verdict, style), f" ({span})\n  {first}\n  {rest}")
+    return said.append(f"\n  what to do: docs/runbooks.md, {RUNBOOKS[verdict]}") if verdict in RUNBOOKS else said
 
 
 def _queue(now: Scrape, state: State) -> RenderableType:
@@ -128,12 +131,12 @@ def _queue(now: Scrape, state: State) -> RenderableType:
 def _deadlines(now: Scrape, state: State) -> str:
     """How old the oldest batch is, when all lines are done, and how long the first window is open."""
     oldest, left, ends_at = now.one("batch_oldest_seconds"), now.one("batch_window_left_seconds"), state.ends_at()
-    told = [f"the oldest batch {_span(oldest)}"] if oldest else []
+    told = [f"the oldest batch {_span(oldest or 0.0)}"]
     if ends_at is not None:
         told.append(f"all done in {_span(max(0.0, ends_at - time.time()))}")
     if left is not None:
         told.append(f"the first window closes in {_span(max(0.0, left))}")
-    return f"\n      {', '.join(told)}" if told else ""
+    return f"\n      {', '.join(told)}" if oldest else ""
 
 
 def _nodes(between: Between, told: State, width: int) -> RenderableType:

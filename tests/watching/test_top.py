@@ -62,7 +62,9 @@ async def test_chat_over_its_objective_is_slow_and_failing_comes_first(rig):
     app = await rig.router(pools={"interactive": {"ttft_p95_ms": 1}})
     async with Client(connections=2) as client:
         await ask(app.port, stream())
-        assert "CHAT slow (since its start)" in shown(await Watch(client, app.url, None).look())
+        slow = shown(await Watch(client, app.url, None).look())
+        assert "CHAT slow (since its start)" in slow
+        assert "docs/runbooks.md, EbbtideChatSlow" in slow
         node.script = Script(n=4, cut=2)
         await ask(app.port, stream())
         assert "CHAT failing" in shown(await Watch(client, app.url, None).look())
