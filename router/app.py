@@ -219,6 +219,8 @@ class App:
         self.keyring.become(assembly.callers(settings))
         self.dispatcher.relay, self.dispatcher.patience = relay, assembly.patience(settings)
         self.spending.take(assembly.spend(settings))
+        if self.spans is not None:
+            self.spans.relay = settings.relay.url if settings.relay is not None else ""
         self.house.terms, self.house.relay_models = assembly.terms(settings), _relay_models(settings)
         for workload, limits in assembly.limits(settings).items():
             self.admission._queues[workload].limits = limits
