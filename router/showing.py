@@ -16,10 +16,6 @@ from router.fleet.watch import Watch
 
 __all__ = ["acquaint", "moved", "taken_back", "trend"]
 
-MOST_READINGS = 60
-MOST_EVIDENCE = 12
-SIZES = {"bytes": (2.0**30, "GiB"), "bytes/h": (2.0**20, "MiB/h")}
-
 
 def moved(events: Events) -> Callable[[Node, State], None]:
     """Who writes down that a node's state changed."""
@@ -38,6 +34,11 @@ def taken_back(events: Events, batching: Batching | None, node: Node, permit: Pe
     events.add(Topic.TAKE_BACK, cards.take_back(node, permit, line, mode), node=node.name, model=model, caller=caller)
 
 
+MOST_READINGS = 60
+MOST_EVIDENCE = 12
+SIZES = {"bytes": (2.0**30, "GiB"), "bytes/h": (2.0**20, "MiB/h")}
+
+
 def trend(watch: Watch) -> Callable[[str], Trend | None]:
     """Who tells how a node has changed. It is made anew when there is a new reading or a new diagnosis."""
     kept: dict[str, tuple[int | None, Diagnosis, Trend | None]] = {}
@@ -53,6 +54,24 @@ def trend(watch: Watch) -> Callable[[str], Trend | None]:
         return known[2]
 
     return of
+
+
+def acquaint(caring: Caring, watch: Watch, events: Events) -> None:
+    """Let those who care for nodes know what is held of them, and others what they do and their canaries meet."""
+    caring.recycling.told = lambda name, text: events.add(Topic.RECYCLE, text, node=name)
+
+    def find(node: Node) -> Diagnosis | None:
+        held = watch.diagnosis(node.name)
+        return None if held.verdict is Verdict.UNKNOWN else held
+
+    caring.keeper.find = find
+    sampled = caring.canary.sampled
+
+    def both(name: str, seconds: float) -> None:
+        sampled(name, seconds)
+        watch.observe(name, Heard(prompt_tokens=0, first_token_s=seconds))
+
+    caring.canary.sampled = both
 
 
 def _trend(found: Diagnosis, signals: Signals) -> Trend | None:
@@ -74,21 +93,3 @@ def _told(one: Evidence) -> str:
     size, unit = SIZES.get(one.unit, (1.0, one.unit))
     beside = "" if one.against is None else f" against {one.against / size:,.4g}"
     return f"{one.name} {one.value / size:,.4g} {unit}{beside}{f' ({one.what})' if one.what and beside else ''}"
-
-
-def acquaint(caring: Caring, watch: Watch, events: Events) -> None:
-    """Let those who care for nodes know what is held of them, and others what they do and their canaries meet."""
-    caring.recycling.told = lambda name, text: events.add(Topic.RECYCLE, text, node=name)
-
-    def find(node: Node) -> Diagnosis | None:
-        held = watch.diagnosis(node.name)
-        return None if held.verdict is Verdict.UNKNOWN else held
-
-    caring.keeper.find = find
-    sampled = caring.canary.sampled
-
-    def both(name: str, seconds: float) -> None:
-        sampled(name, seconds)
-        watch.observe(name, Heard(prompt_tokens=0, first_token_s=seconds))
-
-    caring.canary.sampled = both
