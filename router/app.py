@@ -218,6 +218,9 @@ class App:
         self.settings = settings
         self.keyring.become(assembly.callers(settings))
         self.dispatcher.relay, self.dispatcher.patience = relay, assembly.patience(settings)
+        self.spending.take(assembly.spend(settings))
+        if self.spans is not None:
+            self.spans.relay = settings.relay.url if settings.relay is not None else ""
         self.house.terms, self.house.relay_models = assembly.terms(settings), _relay_models(settings)
         for workload, limits in assembly.limits(settings).items():
             self.admission._queues[workload].limits = limits
@@ -229,6 +232,8 @@ class App:
         if any(change.key.startswith("discovery.") for change in live):
             self.gpustack = assembly.gpustack(settings, self.client)
             self.roster.discovery.use(assembly.sources(settings, self._resolve, self.gpustack))
+        if any(change.key.startswith("keys") for change in live):
+            self.dashboard.renew()
         await self.roster.settle()
         return live + restart
 
@@ -293,9 +298,9 @@ class App:
             clock=self.clock,
             wall=time.time,
             draining=lambda: self.draining,
-            spend=self.spending.spend,
-            relay_models=tuple(self.settings.relay.models) if self.settings.relay is not None else (),
-            callers=tuple(key.name for key in self.settings.keys),
+            spend=lambda: self.spending.spend,
+            relay_models=lambda: _relay_models(self.settings),
+            callers=lambda: [key.name for key in self.settings.keys],
             lookout=None if self.batching is None else self.batching.lookout,
             trend=showing.trend(self.watch),
         )

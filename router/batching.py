@@ -7,6 +7,7 @@ runner puts back what runs before anything else is told to stop.
 import asyncio
 import socket
 import time
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -100,8 +101,7 @@ class Batching:
         self.lookout = Lookout(store, self.runner, corridor.history)
         self._outlet = _outlet(settings, corridor, self.runner)
         self._hurry = Hurry(store=store, runner=self.runner)
-        spend = corridor.spending.spend
-        self._accounts = None if spend is None else Accounts(store=store, spend=spend)
+        self._accounts = Accounts(store=store, spend=lambda: corridor.spending.spend)
         self._gauges = Gauges(store, self.runner, self._known.served)
         corridor.metrics.also(self._gauges.families)
         self._upkeep = Upkeep(
@@ -148,9 +148,8 @@ class Batching:
         except (StoreError, OSError) as error:
             raise SettingsError(f"store.url: the database cannot be opened: {error}") from error
         batching = cls(store, settings, corridor)
-        if batching._accounts is not None:
-            with suppress(StoreError):
-                await batching._accounts.balance()
+        with suppress(StoreError):
+            await batching._accounts.balance()
         return batching
 
     def take(self, settings: Settings) -> None:
@@ -159,6 +158,8 @@ class Batching:
         self._calls.long_prompt_tokens = settings.classify.long_prompt_tokens
         self._desk.terms = assembly.terms(settings)
         self._known.take(settings)
+        if self._outlet is not None:
+            self._outlet.models, self._outlet.kept_in = _leaving(settings), _kept_in(settings)
 
     def routes(self) -> list[BaseRoute]:
         """Files, uploads and batches, without version."""
@@ -175,8 +176,7 @@ class Batching:
             loops.create_task(always(self.lookout.run), name="jobs lookout")
             if self._outlet is not None:
                 loops.create_task(always(self._outlet.run), name="jobs outlet")
-            if self._accounts is not None:
-                loops.create_task(always(self._accounts.run), name="jobs accounts")
+            loops.create_task(always(self._accounts.run), name="jobs accounts")
             loops.create_task(always(self._webhooks.run), name="jobs webhooks")
 
     def _ended(self, event: Event) -> None:
@@ -192,9 +192,8 @@ class Batching:
 
     async def close(self) -> None:
         """Let go of the store."""
-        if self._accounts is not None:
-            with suppress(StoreError):
-                await self._accounts.balance()
+        with suppress(StoreError):
+            await self._accounts.balance()
         await self.store.close()
         await self._hooks.close()
         self._reader.shutdown(cancel_futures=True)
@@ -209,8 +208,7 @@ class Known:
 
     def take(self, settings: Settings) -> None:
         """What the operator names from now on."""
-        relay = settings.relay.models if settings.relay is not None and settings.batches.relay.enabled else ()
-        self._named = frozenset(relay) | {model for entry in settings.nodes for model in entry.models}
+        self._named = frozenset(_leaving(settings)) | {model for entry in settings.nodes for model in entry.models}
 
     def served(self, name: str) -> bool:
         """Whether somebody serves it."""
@@ -225,8 +223,8 @@ class Known:
 
 def _outlet(settings: Settings, corridor: Corridor, runner: Runner) -> Outlet | None:
     """The way out for lines of late batches, if the operator opens it."""
-    allowed, relay = settings.batches.relay, settings.relay
-    if not allowed.enabled or relay is None:
+    allowed = settings.batches.relay
+    if not allowed.enabled or settings.relay is None:
         return None
     return Outlet(
         store=runner.store,
@@ -234,10 +232,20 @@ def _outlet(settings: Settings, corridor: Corridor, runner: Runner) -> Outlet | 
         dispatcher=corridor.dispatcher,
         spending=corridor.spending,
         terms=LateTerms(last_share=allowed.last_share, within_s=allowed.within_s),
-        models=relay.models,
-        kept_in=frozenset(key.name for key in settings.keys if not key.fallback),
+        models=_leaving(settings),
+        kept_in=_kept_in(settings),
         calls=allowed.calls,
     )
+
+
+def _leaving(settings: Settings) -> Collection[str]:
+    """Models whose lines may leave the house."""
+    return settings.relay.models if settings.relay is not None and settings.batches.relay.enabled else ()
+
+
+def _kept_in(settings: Settings) -> frozenset[str]:
+    """Callers whose lines may not."""
+    return frozenset(key.name for key in settings.keys if not key.fallback)
 
 
 def _quotas(settings: Settings) -> dict[str, QuotaEntry]:

@@ -7,10 +7,10 @@ from router.api.board import Trend
 from router.batching import Batching
 from router.caring import Caring
 from router.core.budget import Permit
-from router.core.drift import Diagnosis, Verdict
+from router.core.drift import ALARMS, MEANING, Diagnosis, Evidence, Verdict
 from router.core.events import Events, Topic
 from router.core.node import Node, State
-from router.core.signals import Heard
+from router.core.signals import Heard, Signals
 from router.core.yielding import Mode
 from router.fleet.watch import Watch
 
@@ -34,20 +34,24 @@ def taken_back(events: Events, batching: Batching | None, node: Node, permit: Pe
     events.add(Topic.TAKE_BACK, cards.take_back(node, permit, line, mode), node=node.name, model=model, caller=caller)
 
 
+MOST_READINGS = 60
+MOST_EVIDENCE = 12
+SIZES = {"bytes": (2.0**30, "GiB"), "bytes/h": (2.0**20, "MiB/h")}
+
+
 def trend(watch: Watch) -> Callable[[str], Trend | None]:
-    """Who tells how a node has changed."""
+    """Who tells how a node has changed. It is made anew when there is a new reading or a new diagnosis."""
+    kept: dict[str, tuple[int | None, Diagnosis, Trend | None]] = {}
 
     def of(name: str) -> Trend | None:
-        found = watch.diagnosis(name)
-        if found.verdict is Verdict.UNKNOWN and found.rss_bytes is None:
+        found, signals = watch.diagnosis(name), watch.signals(name)
+        if signals is None:
+            kept.pop(name, None)
             return None
-        drift = None if found.ttft_drift_ratio is None else found.ttft_drift_ratio - 1.0
-        return Trend(
-            ttft_drift=drift,
-            rss_bytes_an_hour=found.rss_slope_bytes_per_hour,
-            rss_bytes=() if found.rss_bytes is None else (found.rss_bytes,),
-            verdict=found.verdict,
-        )
+        known = kept.get(name)
+        if known is None or known[0] != signals.fine.newest or known[1] is not found:
+            known = kept[name] = signals.fine.newest, found, _trend(found, signals)
+        return known[2]
 
     return of
 
@@ -68,3 +72,24 @@ def acquaint(caring: Caring, watch: Watch, events: Events) -> None:
         watch.observe(name, Heard(prompt_tokens=0, first_token_s=seconds))
 
     caring.canary.sampled = both
+
+
+def _trend(found: Diagnosis, signals: Signals) -> Trend | None:
+    memory = signals.fine.channel("rss_bytes")
+    if found.verdict is Verdict.UNKNOWN and found.rss_bytes is None and not memory:
+        return None
+    return Trend(
+        ttft_drift=None if found.ttft_drift_ratio is None else found.ttft_drift_ratio - 1.0,
+        rss_bytes_an_hour=found.rss_slope_bytes_per_hour,
+        rss_bytes=memory[:: -(len(memory) // MOST_READINGS + 1)][::-1],
+        verdict=f"{found.verdict.replace('_', ' ')}: {MEANING[found.verdict]}" if found.verdict in ALARMS else "",
+        limit_s=found.projected_limit_s,
+        evidence=[_told(one) for one in found.evidence[:MOST_EVIDENCE]],
+    )
+
+
+def _told(one: Evidence) -> str:
+    """A number that led to a verdict, in words."""
+    size, unit = SIZES.get(one.unit, (1.0, one.unit))
+    beside = "" if one.against is None else f" against {one.against / size:,.4g}"
+    return f"{one.name} {one.value / size:,.4g} {unit}{beside}{f' ({one.what})' if one.what and beside else ''}"

@@ -30,8 +30,10 @@ from router.jobs.store import Progress
 
 T = TypeVar("T")
 Told = dict[str, Any]
-FAILING = 0.05
+FAILING = 0.02
 """Share of chat that fails from which chat is said to fail."""
+MOST_FAILURES = 6
+"""Places and ways of failing that are told."""
 MOST_NAMES = 500
 """Names a filter offers."""
 
@@ -59,12 +61,18 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trend(msgspec.Struct, frozen=True, kw_only=True):
-    """How a node has changed: first tokens against its own past (a share), memory an hour, and its last readings."""
+    """How a node has changed: first tokens against its own past (a share), memory an hour, and its last readings.
+
+    `rss_bytes` are pairs: seconds of a steady clock, and what it was then. `verdict` says in words what is wrong, empty
+    if nothing is; `limit_s` when growing memory reaches its limit; `evidence` are the numbers, in words.
+    """
 
     ttft_drift: float | None = None
     rss_bytes_an_hour: float | None = None
-    rss_bytes: Sequence[float] = ()
+    rss_bytes: Sequence[tuple[float, float]] = ()
     verdict: str = ""
+    limit_s: float | None = None
+    evidence: Sequence[str] = ()
 
 
 class Canary(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,13 +86,17 @@ def _no_trend(_: str) -> Trend | None:
     return None
 
 
+def _no_spend() -> Spend | None:
+    return None
+
+
 def _no_canary() -> Canary | None:
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """Who knows what. `clock` is steady, `wall` unix seconds; `callers` are the names of keys."""
+    """Who knows what. `clock` is steady, `wall` unix seconds; `callers` gives the names of keys there are now."""
 
     fleet: Fleet
     admission: Admission
@@ -93,9 +105,9 @@ class Sources:
     clock: Callable[[], float]
     wall: Callable[[], float]
     draining: Callable[[], bool]
-    spend: Spend | None = None
-    relay_models: Sequence[str] = ()
-    callers: Sequence[str] = ()
+    spend: Callable[[], Spend | None] = _no_spend
+    relay_models: Callable[[], Sequence[str]] = tuple
+    callers: Callable[[], Sequence[str]] = tuple
     lookout: Lookout | None = None
     trend: Callable[[str], Trend | None] = _no_trend
     canary: Callable[[], Canary | None] = _no_canary
@@ -109,6 +121,7 @@ class Board:
         self._clock = Clock(sources.clock, sources.wall)
         self._points: dict[str, list[Any]] = {}
         self._shown: dict[str, tuple[Progress, Told]] = {}
+        self._trends: dict[str, tuple[Trend, Told]] = {}
         self._version = version("ebbtide")
 
     async def state(self) -> Told:
@@ -150,12 +163,12 @@ class Board:
     def _choices(self) -> dict[str, list[str]]:
         source = self._from
         models = dict.fromkeys(model for node in source.fleet.nodes for model in node.models())
-        models |= dict.fromkeys(source.relay_models)
+        models |= dict.fromkeys(source.relay_models())
         return {
             "models": list(models)[:MOST_NAMES],
             "pools": [str(workload) for workload in Workload],
             "nodes": [node.name for node in source.fleet.nodes],
-            "keys": [name for name in source.callers if self._wish.owns(name)][:MOST_NAMES],
+            "keys": [name for name in source.callers() if self._wish.owns(name)][:MOST_NAMES],
         }
 
     def _chat(self, nodes: Sequence[Node], recent: Tally, relayed: Tally, waiting: int) -> Told:
@@ -164,6 +177,7 @@ class Board:
         told = {
             "calls": recent.calls,
             "failed": recent.failed,
+            "failures": self._failures(),
             "ttft_p50_s": _short(recent.quantile_s(0.5)),
             "ttft_p95_s": _short(p95_s),
             "objective_s": _short(objective_s),
@@ -174,10 +188,21 @@ class Board:
         }
         return {"verdict": self._verdict(nodes, recent, p95_s, objective_s), **told}
 
+    def _failures(self) -> list[Told]:
+        """Where chat failed in the last five minutes, and how: most first."""
+        sums: dict[tuple[str, str], int] = {}
+        for slot in self._from.history.recent():
+            for tally in slot.kinds.values():
+                if tally.failed and tally.kind.workload is Workload.INTERACTIVE and self._wish.counts(tally.kind):
+                    for end, count in tally.ends.items():
+                        sums[tally.kind.node, end] = sums.get((tally.kind.node, end), 0) + count
+        most = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:MOST_FAILURES]
+        return [{"node": node, "outcome": str(end), "calls": count} for (node, end), count in most]
+
     def _verdict(self, nodes: Sequence[Node], recent: Tally, p95_s: float | None, objective_s: float | None) -> str:
         up = any(node.state in UP for node in nodes)
         if not up:
-            return "relay_only" if self._from.relay_models else "down"
+            return "relay_only" if self._from.relay_models() else "down"
         if not recent.calls:
             return "quiet"
         if recent.failed > FAILING * recent.calls:
@@ -238,12 +263,22 @@ class Board:
     def _card(self, node: Node) -> Told:
         source = self._from
         told = card(node, self._clock, self._wish.owns)
-        trend = source.trend(node.name)
-        told["trend"] = None if trend is None else msgspec.to_builtins(trend)
+        told["trend"] = self._trend(node.name)
         told["trail_s"] = [[at, _short(seconds)] for at, seconds in source.history.trail(node.name)]
         told["trouble"] = source.fleet.trouble.get(node.name)
         told["blind"] = node.name in source.fleet.blind
         return told
+
+    def _trend(self, name: str) -> Told | None:
+        """How a node has changed; the same object while nothing did."""
+        trend = self._from.trend(name)
+        if trend is None:
+            self._trends.pop(name, None)
+            return None
+        known = self._trends.get(name)
+        if known is None or known[0] is not trend:
+            known = self._trends[name] = trend, msgspec.to_builtins(trend)
+        return known[1]
 
     def _rows(self) -> Iterable[Progress]:
         lookout, wish = self._from.lookout, self._wish
@@ -269,16 +304,17 @@ class Board:
 
     def _relay(self, relayed: Tally) -> Told | None:
         source = self._from
-        if not source.relay_models:
+        models = source.relay_models()
+        if not models:
             return None
         canary = source.canary()
         told: Told = {
-            "models": list(source.relay_models)[:MOST_NAMES],
+            "models": list(models)[:MOST_NAMES],
             "calls": relayed.calls,
             "ttft_p50_s": _short(relayed.quantile_s(0.5)),
             "canary": None if canary is None else msgspec.to_builtins(canary),
         }
-        spend = source.spend
+        spend = source.spend()
         if spend is not None:
             told["day_usd"] = round(spend.day(source.wall()), 4)
             told["batches_usd"] = round(spend.day(source.wall(), batch=True), 4)

@@ -80,6 +80,10 @@ class Dashboard:
             except Exception:
                 log.error("the dashboard failed through a fault of ours", exc_info=True)
 
+    def renew(self) -> None:
+        """Keys have changed: whoever looks has to show theirs again."""
+        self.feeds.renew()
+
     def close(self) -> None:
         """End every stream."""
         self.feeds.close()
@@ -98,6 +102,8 @@ class Dashboard:
 
     async def _snapshot(self, request: Request) -> Response:
         caller = self._keyring.caller(request.headers.raw)
+        if self._from.lookout is not None:
+            self._from.lookout.wake()
         told = {**await self.feeds.once(_wish(request, caller)), **self._hello(caller)}
         response = json_response(told)
         response.headers["cache-control"] = "no-store"

@@ -173,8 +173,12 @@ class Feeds:
                 self._feeds.pop(wish, None)
 
     def close(self) -> None:
-        """End every stream."""
+        """End every stream, and open none any more."""
         self.closed = True
+        self.renew()
+
+    def renew(self) -> None:
+        """End every stream that is open: who still may comes back by itself."""
         for feed in self._feeds.values():
             for reader in feed.readers:
                 reader.end()

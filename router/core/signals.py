@@ -157,6 +157,23 @@ class Ring:
             if self._stamps[slot] == number
         ]
 
+    def channel(self, name: str) -> list[tuple[float, float]]:
+        """One channel of all closed bins, oldest first: when each began, and its value where one is known."""
+        if self._open is None:
+            return []
+        values, stamps = self._values[CHANNELS.index(name)], self._stamps
+        slots = ((number, number % self._length) for number in range(self._open - self._length, self._open))
+        return [
+            (number * self.step_s, values[slot])
+            for number, slot in slots
+            if stamps[slot] == number and not math.isnan(values[slot])
+        ]
+
+    @property
+    def newest(self) -> int | None:
+        """The number of the open bin: what is closed is the same as long as this is. None before anything came."""
+        return self._open
+
     def _close(self, number: int) -> None:
         slot = number % self._length
         self._stamps[slot] = number

@@ -63,6 +63,10 @@ class Spend:
         self._summed_at = -1
         self._sums = {False: 0.0, True: 0.0}
 
+    def reprice(self, like: "Spend") -> None:
+        """Go on with another's prices and cap a day; what was spent stays spent, and batches keep their share."""
+        self.usd_a_day, self._prices = like.usd_a_day, like._prices
+
     def estimate(self, call: Call) -> float:
         """What a call would cost, by its own estimate."""
         if not call.sequences:

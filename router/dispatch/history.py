@@ -59,14 +59,15 @@ ALL = Kind(Workload.INTERACTIVE, "", "", "")
 
 
 class Tally:
-    """What calls of one `kind` did in one slot. `first` counts first tokens by bin."""
+    """What calls of one `kind` did in one slot. `first` counts first tokens by bin, `ends` those that failed by how."""
 
-    __slots__ = ("calls", "failed", "first", "kind", "output_tokens")
+    __slots__ = ("calls", "ends", "failed", "first", "kind", "output_tokens")
 
     def __init__(self, kind: Kind = ALL) -> None:
         self.kind = kind
         self.calls = self.failed = self.output_tokens = 0
         self.first: Bins = {}
+        self.ends: dict[str, int] = {}
 
     def add(self, other: "Tally") -> None:
         """Both together."""
@@ -134,6 +135,7 @@ class History:
         tally.calls += 1
         if trip.outcome is not Outcome.COMPLETED and trip.outcome in FAILED:
             tally.failed += 1
+            tally.ends[trip.outcome] = tally.ends.get(trip.outcome, 0) + 1
         usage = trip.counted()
         if usage is not None:
             tally.output_tokens += usage.completion if usage.completion > 0 else 0

@@ -27,12 +27,20 @@ class Spending:
     """Asked before a call goes to the relay, told when it goes and when it ends. `clock` is unix seconds."""
 
     def __init__(self, spend: Spend | None, clock: Callable[[], float] = time.time) -> None:
-        self.spend = spend
+        self.spend = self._account = spend
         self._clock = clock
         self._out: dict[Trip, Charge] = {}
         self._said: dict[Cap, float] = {}
         self._usd = Family("relay_spend_usd", "US dollars calls have cost at the relay.", "workload")
         self._capped = Family("relay_capped", "Calls that could not use the relay: a spend cap was reached.", "cap")
+
+    def take(self, spend: Spend | None) -> None:
+        """Prices and cap from now on, None for no limit. What was spent stays spent, also while there is no limit."""
+        if spend is not None and self._account is not None:
+            self._account.reprice(spend)
+        else:
+            self._account = self._account or spend
+        self.spend = None if spend is None else self._account
 
     def capped(self, call: Call) -> bool:
         """Whether a cap keeps a call from the relay; told to nobody."""

@@ -18,10 +18,10 @@ EVERY_S = 2.0
 
 @dataclass(frozen=True, kw_only=True)
 class Accounts:
-    """`run` it until cancelled. `clock` is unix seconds, that of the account."""
+    """`run` it until cancelled. `spend` is the account there is now; `clock` is unix seconds, that of the account."""
 
     store: Store
-    spend: Spend
+    spend: Callable[[], Spend | None]
     clock: Callable[[], float] = time.time
     every_s: float = EVERY_S
 
@@ -33,10 +33,13 @@ class Accounts:
 
     async def balance(self) -> None:
         """Write down what was spent here, learn what was spent elsewhere. Raises StoreError."""
-        untold = self.spend.take()
+        spend = self.spend()
+        if spend is None:
+            return
+        untold = spend.take()
         try:
             written = await self.store.book(untold, oldest=int(self.clock()) // SLOT_S - SLOTS)
         except BaseException:
-            self.spend.put_back(untold)
+            spend.put_back(untold)
             raise
-        self.spend.know(written)
+        spend.know(written)

@@ -16,6 +16,7 @@ from rich.text import Text
 from router.core.call import Outcome, Workload
 from router.core.yielding import WaitReason
 from router.tools.readings import Between, Scrape
+from router.tools.stated import State
 
 __all__ = ["Seen", "picture"]
 
@@ -24,7 +25,11 @@ FAILED = frozenset((Outcome.REFUSED, Outcome.TIMED_OUT, Outcome.FAILED, Outcome.
 THEIRS = frozenset((Outcome.CLIENT_LEFT, Outcome.CLIENT_STALLED, Outcome.CALLER_ERROR))
 FAILING = 0.02
 """A larger share of failed chats is no longer fine."""
-BAR = 32
+RUNBOOKS = {"failing": "EbbtideChatFailing", "slow": "EbbtideChatSlow"}
+"""Where it stands what to do about chat, by its verdict."""
+BAR = 24
+MEDIUM, WIDE = 100, 120
+"""Columns from which more of a batch is shown; and of a node its engine, drift and memory."""
 WORDS = {
     WaitReason.NO_ROOM: "no room on any node",
     WaitReason.CHAT_WAITS: "chat waits for room, and goes first",
@@ -45,27 +50,28 @@ WORDS = {
 class Seen:
     """What was seen last.
 
-    `lost` is why the router cannot be asked now; `at` is unix seconds of the last scrape; `events` are what happened,
-    each with its unix seconds; `span_s` how long rates are of, None for since the router's start.
+    `lost` is why the router cannot be asked now; `at` is unix seconds of the last scrape; `state` is what its dashboard
+    tells; `span_s` how long rates are of, None for since the router's start.
     """
 
     url: str
     between: Between = field(default_factory=lambda: Between(Scrape(0.0), Scrape(0.0)))
     batches: Sequence[Mapping[str, Any]] | None = None
-    events: Sequence[tuple[float, str]] = ()
+    state: State = field(default_factory=State)
     span_s: float | None = None
     at: float | None = None
     lost: str | None = None
 
 
-def picture(seen: Seen) -> RenderableType:
-    """All of it."""
+def picture(seen: Seen, width: int = 140) -> RenderableType:
+    """All of it, for so many columns."""
     if seen.at is None:
         return _head(seen)
-    parts = [_head(seen), _chat(seen), _queue(seen.between.after), _nodes(seen.between)]
+    now, state = seen.between.after, seen.state
+    parts = [_head(seen), _chat(seen), _queue(now, state), _nodes(seen.between, state, width)]
     if seen.batches:
-        parts.append(_batches(seen.batches, time.time()))
-    return Group(*parts, *_relay(seen.between.after), *_events(seen.events))
+        parts.append(_batches(seen.batches, state, width))
+    return Group(*parts, *_relay(now, state), *_events(state.events(), width))
 
 
 def _head(seen: Seen) -> RenderableType:
@@ -94,12 +100,13 @@ def _chat(seen: Seen) -> RenderableType:
     elif p95 is not None and objective is not None and p95 > objective:
         verdict, style = "slow", "bold yellow"
     span = "since its start" if seen.span_s is None else f"last {seen.span_s:.0f} s"
-    first = f"first token p50 {_ms(p50)}  p95 {_ms(p95)}  objective {_ms(objective)}"
-    rest = f"errors {_share(failed)}   calls on the relay {_share(relayed)}"
-    return Text.assemble("\nCHAT ", (verdict, style), f" ({span})   {first}   {rest}")
+    first = f"first token p50 {_ms(p50)}, p95 {_ms(p95)}, objective {_ms(objective)}"
+    rest = f"errors {_share(failed)}, calls on the relay {_share(relayed)}"
+    said = Text.assemble("\nCHAT ", (verdict, style), f" ({span})\n  {first}\n  {rest}")
+    return said.append(f"\n  what to do: docs/runbooks.md, {RUNBOOKS[verdict]}") if verdict in RUNBOOKS else said
 
 
-def _queue(now: Scrape) -> RenderableType:
+def _queue(now: Scrape, state: State) -> RenderableType:
     text = Text("\nQUEUE")
     for workload in Workload:
         calls = now.one("queue_calls", workload=workload) or 0
@@ -115,23 +122,51 @@ def _queue(now: Scrape) -> RenderableType:
         text.append(
             f"\n  lines       {lines.get('queued', 0):>6.0f} queued, {lines.get('running', 0):.0f} held by routers"
         )
+        text.append(_deadlines(now, state))
     if now.one("batch_trouble"):
         text.append("\n  nothing begins: the store is lost or full", "bold red")
     return text
 
 
-def _nodes(between: Between) -> RenderableType:
-    now = between.after
-    table = _table("node", "state", "room", "calls", "p95 first", "p95 gap")
+def _deadlines(now: Scrape, state: State) -> str:
+    """How old the oldest batch is, when all lines are done, and how long the first window is open."""
+    oldest, left, ends_at = now.one("batch_oldest_seconds"), now.one("batch_window_left_seconds"), state.ends_at()
+    told = [f"the oldest batch {_span(oldest or 0.0)}"]
+    if ends_at is not None:
+        told.append(f"all done in {_span(max(0.0, ends_at - time.time()))}")
+    if left is not None:
+        told.append(f"the first window closes in {_span(max(0.0, left))}")
+    return f"\n      {', '.join(told)}" if oldest else ""
+
+
+def _nodes(between: Between, told: State, width: int) -> RenderableType:
+    now, wide, notes = between.after, width >= WIDE, Text()
+    columns = ("node", "state", "room", "calls", "p95 first", "p95 gap")
+    table = _table(*columns, *(("engine", "drift", "memory an hour") if wide else ()))
     for name in now.values("node_up", "node"):
         state = next((labels["state"] for labels, value in now.of("node_state", node=name) if value), "-")
+        if trouble := told.trouble(name):
+            notes.append("\n  ").append(_plain(name)).append(": ").append(_plain(trouble, 300))
         calls = sum(value for _, value in now.of("node_phase_calls", node=name))
         first = between.quantile(0.95, "time_to_first_token_seconds", node=name, **CHAT)
         gap = between.quantile(0.95, "token_gap_seconds", node=name, **CHAT)
         style = "green" if state == "ready" else "bold red" if state == "down" else "yellow"
-        table.add_row(_plain(name), Text(state, style), _bar(now, name), f"{calls:.0f}", _ms(first), _ms(gap))
+        cells: list[RenderableType] = [
+            _plain(name, 16),
+            Text(state, style),
+            _bar(now, name),
+            f"{calls:.0f}",
+            _ms(first),
+            _ms(gap),
+        ]
+        if wide:
+            drift, growth = told.drift(name), told.growth(name)
+            cells.append(_plain(told.engine(name), 16))
+            cells.append("-" if drift is None else f"{drift:+.1%}")
+            cells.append("-" if growth is None else f"{growth / 2**20:+.1f} MiB")
+        table.add_row(*cells)
     legend = Text("room: c chat, D batch writes, P batch is read, x others, r kept for chat, . free", "dim")
-    return Group(Text("\nNODES"), table, legend)
+    return Group(Text("\nNODES"), table, legend.append(notes))
 
 
 def _bar(now: Scrape, node: str) -> Text:
@@ -159,36 +194,46 @@ def _bar(now: Scrape, node: str) -> Text:
     return bar.append("." * (free - kept)).append("r" * kept, "dim").append(f"] {taken:4.0%}")
 
 
-def _batches(batches: Sequence[Mapping[str, Any]], now: float) -> RenderableType:
-    table = _table("batch", "status", "done", "failed", "window left")
+def _batches(batches: Sequence[Mapping[str, Any]], state: State, width: int) -> RenderableType:
+    more, now = width >= MEDIUM, time.time()
+    table = _table("batch", "status", "done", "failed", "window left", *(("taken back", "done in") if more else ()))
     for batch in batches:
         counts = batch.get("request_counts") or {}
         done, total = counts.get("completed", 0) + counts.get("failed", 0), counts.get("total", 0)
         left = batch.get("expires_at")
         over = batch.get("status") in ("completed", "failed", "expired", "cancelled")
         window = "-" if over or not left else _span(max(0.0, left - now))
+        taken, ends_at = state.batch(str(batch.get("id")))
         cells = (_plain(batch.get("id")), _plain(batch.get("status")), f"{done}/{total}", str(counts.get("failed", 0)))
-        table.add_row(*cells, window)
+        ends = "-" if ends_at is None or over else _span(max(0.0, ends_at - now))
+        table.add_row(*cells, window, *(("-" if taken is None else str(taken), ends) if more else ()))
     return Group(Text("\nBATCHES"), table)
 
 
-def _relay(now: Scrape) -> list[RenderableType]:
-    spent, cap = now.one("relay_spend_day_usd"), now.one("relay_spend_cap_usd", cap="day")
-    if spent is None or cap is None:
-        return []
-    style = "bold yellow" if spent > 0.8 * cap else ""
-    return [Text(f"\nRELAY {spent:.2f} of {cap:.2f} US dollars in 24 hours", style)]
+def _relay(now: Scrape, state: State) -> list[RenderableType]:
+    spent, cap, canary = now.one("relay_spend_day_usd"), now.one("relay_spend_cap_usd", cap="day"), state.canary()
+    told, style = [], ""
+    if spent is not None and cap is not None:
+        told.append(f"{spent:.2f} of {cap:.2f} US dollars in 24 hours")
+        style = "bold yellow" if spent > 0.8 * cap else ""
+    if canary is not None:
+        told.append(f"control {_ms(canary[0])} ± {_ms(canary[1])}")
+    return [Text(f"\nRELAY {', '.join(told)}", style)] if told else []
 
 
-def _events(events: Sequence[tuple[float, str]]) -> list[RenderableType]:
+def _events(events: Sequence[tuple[float, str]], width: int) -> list[RenderableType]:
     if not events:
         return []
-    lines = (f"\n  {time.strftime('%H:%M:%S', time.localtime(at))}  {_plain(text, 120)}" for at, text in events)
+    most = max(40, width - 12)
+    lines = (f"\n  {time.strftime('%H:%M:%S', time.localtime(at))}  {_plain(text, most)}" for at, text in events)
     return [Text("\nEVENTS" + "".join(lines))]
 
 
 def _table(*columns: str) -> Table:
-    return Table(*columns, box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for column in columns:
+        table.add_column(column, no_wrap=True)
+    return table
 
 
 def _ms(seconds: float | None) -> str:

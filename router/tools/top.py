@@ -20,6 +20,7 @@ from rich.live import Live
 from router.errors import EbbtideError, ProbeFailed
 from router.tools.picture import Seen, picture
 from router.tools.readings import Between, Scrape
+from router.tools.stated import State
 from router.upstream.client import Client
 
 __all__ = ["run"]
@@ -27,7 +28,7 @@ __all__ = ["run"]
 EVERY_S = 2.0
 SPAN_S = 60.0
 """Rates and quantiles are of this long."""
-MOST_BATCHES, MOST_EVENTS = 10, 8
+MOST_BATCHES = 10
 WIDTH = 140
 """Columns where there is no terminal."""
 
@@ -56,7 +57,7 @@ class Watch:
             seen.lost = "what it answers is no scrape"
             return seen
         self._keep(scrape)
-        seen.batches, seen.events = await self._batches(), await self._events()
+        seen.batches, seen.state = await self._batches(), await self._state()
         seen.lost, seen.at = None, time.time()
         return seen
 
@@ -76,13 +77,9 @@ class Watch:
         found = told.get("data")
         return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else None
 
-    async def _events(self) -> list[tuple[float, str]]:
-        """What the dashboard's snapshot tells, where there is one: each event as its time, topic, text and node."""
-        state = (await self._ask("/dashboard/snapshot")).get("state")
-        events = state.get("events") if isinstance(state, dict) else None
-        rows = list(events.values()) if isinstance(events, dict) else []
-        told = [(float(row[0]), str(row[2])) for row in rows if isinstance(row, list) and len(row) > 2]
-        return sorted(told)[-MOST_EVENTS:]
+    async def _state(self) -> State:
+        """What the dashboard's snapshot tells, where there is one and our key may see it."""
+        return State((await self._ask("/dashboard/snapshot")).get("state"))
 
     async def _ask(self, path: str) -> dict[str, Any]:
         """What a page tells, empty when it tells nothing to us."""
@@ -110,9 +107,9 @@ async def _run(arguments: argparse.Namespace, console: Console) -> None:
             seen = await watch.look()
             if seen.lost is not None:
                 raise EbbtideError(f"{url}: {seen.lost}")
-            console.print(picture(seen))
+            console.print(picture(seen, console.width))
             return
         with Live(picture(watch.seen), console=console, screen=True, auto_refresh=False) as live:
             while True:
-                live.update(picture(await watch.look()), refresh=True)
+                live.update(picture(await watch.look(), console.width), refresh=True)
                 await asyncio.sleep(EVERY_S)

@@ -25,6 +25,7 @@ from router.api.board import Canary, Sources, Trend
 from router.api.dashboard import Dashboard
 from router.core.budget import Permit, Room
 from router.core.call import ENDPOINTS, Call, Outcome, Reason, Usage, Workload
+from router.core.drift import MEANING, Verdict
 from router.core.events import Events, Topic
 from router.core.node import Facts, Load, ModelFacts, Node, Spec
 from router.core.spend import Price, Spend
@@ -131,9 +132,9 @@ class Stage:
             clock=time.monotonic,
             wall=self.wall,
             draining=bool,
-            spend=spend,
-            relay_models=(MODEL,),
-            callers=("chat-ui", "nightly", "ops") if keys else (),
+            spend=lambda: spend,
+            relay_models=lambda: (MODEL,),
+            callers=lambda: ("chat-ui", "nightly", "ops") if keys else (),
             lookout=self.lookout,  # type: ignore[arg-type]
             trend=self.trends.get,
             canary=lambda: Canary(ttft_s=0.21, spread_s=0.035),
@@ -181,11 +182,18 @@ class Stage:
             node.budget.foreign = Room(12_000, 1)
         now = time.monotonic()
         self.trends["a"] = Trend(
-            ttft_drift=0.03, rss_bytes_an_hour=0.2 * MB, rss_bytes=[40e9 + index * 2e5 for index in range(30)]
+            ttft_drift=0.03, rss_bytes_an_hour=0.2 * MB, rss_bytes=[(index, 40e9 + index * 2e5) for index in range(30)]
         )
-        grows = "degraded: memory growth, 41 MiB/h over 3 h, first token flat; at its limit in 6 h"
-        readings = [38e9 + index * 4.1e7 for index in range(30)]
-        self.trends["b"] = Trend(ttft_drift=0.01, rss_bytes_an_hour=41 * MB, rss_bytes=readings, verdict=grows)
+        grows = f"memory growth with drift: {MEANING[Verdict.MEMORY_GROWTH_WITH_DRIFT]}"
+        self.trends["b"] = Trend(
+            ttft_drift=0.18,
+            rss_bytes_an_hour=410 * MB,
+            rss_bytes=[(index, 38e9 + index * 8.6e7) for index in range(30)],
+            verdict=grows,
+            limit_s=6 * 3600,
+            evidence=["rss_bytes_slope 410 MiB/h against 0 (flat, over 6 h)"],
+        )
+        self.nodes[1].diagnosed(now - 1800, "diagnosis: memory_growth_with_drift", slower=True)
         for _ in range(3):
             self.nodes[-1].missed(now - 460, "connection refused", refused=True)
         for permit in list(self.nodes[-1].budget):
@@ -199,9 +207,6 @@ class Stage:
         self.waiting = [
             SimpleNamespace(call=call(BATCH, 29_000, "nightly"), reason=reason, asked_at=now - 41) for reason in reasons
         ]
-        self.events.add(
-            Topic.NODE, "ready → degraded: memory growth (RSS slope 41 MiB/h over 3 h, first token flat)", node="b"
-        )
         took = (
             "took back line {} of batch_9f2c61d0a4b7e35812c4d6f0 in prefill for chat, {:,} of 29,804 prompt tokens kept"
         )
@@ -234,7 +239,7 @@ class Stage:
                 stopped=0,
                 left=total - done,
                 running=(4, 2, 1, 0)[number % 4],
-                ends_at=None if number % 4 == 3 else now + 4800 + 1500 * (number % 40),
+                ends_at=now + 4800 + 1500 * (number % 40),
             )
             rows.append(row)
             self.lookout.taken[row.id] = (11, 4, 0, 0)[number % 4]

@@ -128,3 +128,12 @@ def test_the_ring_of_events_forgets_the_oldest_and_numbers_go_on():
     assert [(entry.number, entry.text[0]) for entry in events] == [(3, "2"), (4, "3"), (5, "4")]
     assert max(len(entry.text) for entry in events) == 512
     assert events.last == 5
+
+
+def test_a_storm_of_take_backs_pushes_nothing_else_out():
+    events = Events(Time(), most=4)
+    events.add(Topic.NODE, "ready → down: refused", node="a")
+    for number in range(9):
+        events.add(Topic.TAKE_BACK, f"took back {number}")
+    events.add(Topic.OPERATOR, "ops asked to drain node a")
+    assert [entry.number for entry in events] == [1, 9, 10, 11]

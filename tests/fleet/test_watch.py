@@ -6,12 +6,13 @@ import math
 
 import pytest
 
-from router.core.drift import Verdict
+from router.core.drift import Diagnosis, Verdict
 from router.core.node import Facts, Load
 from router.core.signals import CHANNELS, Counters, Heard, Sample
 from router.errors import ProbeFailed
 from router.fleet.probe import Look
 from router.fleet.watch import FIXED_TOKENS, MOST_CALLS, RELAY, Record, Watch, read_agent
+from router.showing import trend
 from router.upstream.client import Client
 from tests.fakes.days import DECAY, replace, samples
 from tests.fleet.looking import Clock, raw_server
@@ -162,6 +163,41 @@ async def test_a_leak_becomes_a_verdict_a_log_line_and_metrics(caplog):
     assert shown["ebbtide_node_rss_bytes"]["a",] == pytest.approx(memory[0])
     assert shown["ebbtide_node_gap_drift_ratio"]["a",] > 1.01
     assert shown["ebbtide_node_relay_drift_ratio"] == {}, "unknown is not shown"
+    told = trend(watch)("a")
+    assert told is not None
+    assert (
+        told.verdict
+        == "memory growth with drift: memory grows and the node slows down: local decay that a restart ends"
+    )
+    assert (told.limit_s, told.rss_bytes_an_hour) == (held.projected_limit_s, held.rss_slope_bytes_per_hour)
+    assert told.evidence[1].endswith("MiB/h against 0 (flat, over 6 h)")
+    sizes = [size for _, size in told.rss_bytes]
+    assert 40 < len(sizes) <= 60, "hours in so many points"
+    hours = (told.rss_bytes[-1][0] - told.rss_bytes[0][0]) / 3600
+    assert sizes[-1] - sizes[0] == pytest.approx(0.25 * 2**30 * hours, rel=0.1)
+
+
+async def test_what_is_told_of_a_node_that_is_well_is_no_warning():
+    clock = Clock()
+
+    class Told:
+        async def get_text(self, url, **bounds):
+            return "ebbtide_agent_tree_rss_bytes 5e9\n"
+
+    watch = Watch(lambda: ["a", "b"], Told(), lambda: {"a": "http://agent"}, clock=clock)
+    of = trend(watch)
+    assert of("a") is None
+    for _ in range(3):
+        await watch.step()
+        clock.now += 60
+    assert of("b") is None, "nothing is known of its memory, and nothing of its speed"
+    held = of("a")
+    assert held is not None
+    assert (held.verdict, held.rss_bytes_an_hour, [size for _, size in held.rss_bytes]) == ("", None, [5e9, 5e9])
+    watch._records["a"].course.now = Diagnosis(verdict=Verdict.STEADY, rss_bytes=5e9)
+    steady = of("a")
+    assert steady is not None
+    assert steady.verdict == ""
 
 
 async def test_the_record_of_a_node_that_went_is_dropped():

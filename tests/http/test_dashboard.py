@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +17,10 @@ from router.api.feeds import Feed, change
 from router.core.events import Topic
 from router.core.node import State
 from router.core.placement import WaitReason
+from router.dispatch.history import FAILED
 from tests.fakes import Script
 from tests.jobs.desk import jsonl, line
-from tests.rig import Event, Reply, ask, entry, eventually, running_app, stream
+from tests.rig import Event, Reply, ask, entry, eventually, relay_entry, running_app, stream
 from tests.rig.client import Connection, request
 
 ADMIN, PLAIN = {"name": "ops", "key": "key-of-ops", "admin": True}, {"name": "nightly", "key": "key-of-nightly"}
@@ -32,9 +35,9 @@ async def get(port: int, path: str, **options: Any) -> Reply:
 
 
 @asynccontextmanager
-async def listening(port: int, query: str = "", **options: Any) -> AsyncIterator["Listener"]:
+async def listening(port: int, query: str = "", headers: Any = (), **options: Any) -> AsyncIterator["Listener"]:
     async with await Connection.open(port, **options) as line:
-        await line.send(request(f"/dashboard/events?{query}", method="GET"))
+        await line.send(request(f"/dashboard/events?{query}", method="GET", headers=headers))
         yield Listener(line)
 
 
@@ -95,10 +98,19 @@ async def test_files_are_kept_for_ever_and_a_version_is_never_mixed(rig):
         assert (await get(app.port, f"/dashboard/static/{wrong}")).status == 404
 
 
-@pytest.mark.parametrize("words", [WaitReason, State, Topic], ids=lambda words: words.__name__)
+@pytest.mark.parametrize("words", [WaitReason, State, Topic, FAILED], ids=["reasons", "states", "topics", "outcomes"])
 def test_every_code_has_its_words_on_the_page(words):
     text = files("router.api").joinpath("static/words.js").read_text()
     assert [str(word) for word in words if f" {word}: " not in text] == []
+
+
+def test_what_is_to_do_has_its_runbook():
+    text = files("router.api").joinpath("static/words.js").read_text()
+    todo = text.partition("export const TODO = {")[2].partition("};")[0]
+    named = re.findall(r', "(\w+)"\],$', todo, re.M)
+    assert len(named) == todo.count("\n") - 1 > 8
+    runbooks = (Path(__file__).parents[2] / "docs/runbooks.md").read_text()
+    assert [name for name in named if f"\n## {name}\n" not in runbooks] == []
 
 
 # Who
@@ -279,6 +291,20 @@ async def test_a_wish_narrows_what_is_told(rig):
     assert (long.status, long.error["param"]) == (400, "model")
 
 
+async def test_where_and_how_chat_failed_is_told(rig):
+    node = await rig.node("a")
+    app = await rig.router(upstream={"retries": 0})
+    for script in (Script(status=500), Script(n=4, cut=2), Script(n=4, cut=2), Script()):
+        node.script = script
+        await ask(app.port, stream())
+    chat = (await get(app.port, "/dashboard/snapshot")).json["state"]["chat"]
+    assert (chat["calls"], chat["failed"], chat["verdict"]) == (4, 3, "failing")
+    assert chat["failures"] == [
+        {"node": "a", "outcome": "cut", "calls": 2},
+        {"node": "a", "outcome": "failed", "calls": 1},
+    ]
+
+
 async def test_a_node_that_comes_and_goes_is_told(rig):
     node = await rig.node("a")
     app = await rig.router()
@@ -288,3 +314,27 @@ async def test_a_node_that_comes_and_goes_is_told(rig):
     assert texts[0].startswith("starting → ready")
     assert texts[-1].startswith("ready → down: ")
     await node.up()
+
+
+async def test_a_reload_changes_the_keys_and_the_relay_that_are_told(rig):
+    node, relay = await rig.node("a"), await rig.relay(models=["tiny", "other"])
+    nodes = {"nodes": [entry(node)]}
+    app = await rig.router(keys=[ADMIN, PLAIN])
+    async with listening(app.port, headers=bearer("key-of-ops")) as listener:
+        first = (await listener.next("snapshot"))["state"]
+        assert (first["choices"]["keys"], first["relay"]) == (["ops", "nightly"], None)
+        outside = relay_entry(relay, models=["tiny", "other"], api_key=relay.requires_key)
+        await app.reload({**nodes, "keys": [ADMIN, PLAIN], "relay": outside})
+        told: dict[str, Any] = {}
+        while "relay" not in told.get("set", {}):
+            told = await listener.next("change")
+        assert told["set"]["relay"]["models"] == ["tiny", "other"]
+        assert told["set"]["choices"]["models"] == ["tiny", "other"]
+        fewer = {**ADMIN, "admin": False}
+        await app.reload({**nodes, "keys": [fewer, {"name": "late", "key": "key-of-late", "admin": True}]})
+        assert (await listener.rest()).clean, "who looks has to show their key again"
+    assert (await get(app.port, "/dashboard/snapshot", headers=bearer("key-of-nightly"))).status == 401
+    ops = (await get(app.port, "/dashboard/snapshot", headers=bearer("key-of-ops"))).json
+    assert (ops["you"]["acts"], ops["state"]["choices"]["keys"]) == ([], ["ops"])
+    late = (await get(app.port, "/dashboard/snapshot", headers=bearer("key-of-late"))).json
+    assert (late["state"]["choices"]["keys"], late["state"]["relay"]) == (["ops", "late"], None)

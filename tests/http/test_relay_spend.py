@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from tests.fakes import Script
-from tests.rig import ask, chat, eventually, relay_entry, stream
+from tests.fakes import FakeNode, Script
+from tests.rig import ask, chat, entry, eventually, relay_entry, running_app, stream
 from tests.rig.client import Connection, request
 
 FULL = {"interactive": {"patience_s": 0}}
@@ -87,3 +87,34 @@ async def test_calls_that_waited_together_do_not_break_the_cap(rig):
     node.script = Script()
     first.cancel()
     await asyncio.gather(first, return_exceptions=True)
+
+
+async def test_a_reload_changes_the_cap_and_forgets_nothing(rig):
+    app, relay = await through_relay(rig, 10)
+    assert (await ask(app.port, chat(max_tokens=10))).status == 200
+    assert (await ask(app.port, chat(max_tokens=10))).status == 503
+    rest = {"nodes": [entry(rig.nodes[0])], "upstream": {"retries": 0}, "pools": FULL}
+    assert await app.reload({**rest, "relay": priced(relay, 20)}) == ["relay.spend.usd_a_day changed"]
+    assert (await ask(app.port, chat(max_tokens=10))).status == 200
+    assert (await app.metrics())['ebbtide_relay_spend_cap_usd{cap="day"}'] == 20
+    unlimited = relay_entry(relay, api_key=relay.requires_key)
+    assert await app.reload({**rest, "relay": unlimited}) == ["relay.spend removed"]
+    assert (await ask(app.port, chat(max_tokens=1000))).status == 200
+    await app.reload({**rest, "relay": priced(relay, 15, output=500_000.0)})
+    assert (await spent(app))[0] == 10, "what went out while nothing was counted is not, the rest is kept"
+    assert (await ask(app.port, chat(max_tokens=11))).status == 503, "five and a half dollars where five are left"
+    assert (await ask(app.port, chat(max_tokens=10))).status == 200
+
+
+async def test_a_cap_that_comes_with_a_reload_is_kept_in_the_store(tmp_path):
+    rest = {"store": {"url": f"sqlite:///{tmp_path}/jobs.db"}, "upstream": {"retries": 0}}
+    async with FakeNode(name="n1") as node, FakeNode(dialect="openai", requires_key="relay-key") as relay:
+        there = {"nodes": [entry(node)], **rest}
+        async with running_app({**there, "relay": relay_entry(relay, api_key="relay-key")}) as app:
+            await app.reload({**there, "relay": priced(relay, 1000)})
+            await node.down()
+            await eventually(lambda: str(app.node("n1").state) == "down", within=5)
+            assert (await ask(app.port, chat(max_tokens=100))).status == 200
+            assert await spent(app) == (5, 5)
+        async with running_app({**there, "relay": priced(relay, 1000)}, ready=False) as again:
+            assert (await spent(again))[0] == 5

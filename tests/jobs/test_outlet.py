@@ -154,3 +154,31 @@ async def test_as_an_operator_sets_it_and_the_account_outlasts_the_router(tmp_pa
         async with running_app(told) as app:
             assert (await app.metrics())['ebbtide_relay_spend_day_usd{by="batches"}'] == 9
             assert (await app.metrics())['ebbtide_relay_spend_day_usd{by="people"}'] == 0
+
+
+async def test_who_stays_in_is_as_the_last_reload_said(tmp_path):
+    spend = {"usd_a_day": 100, "input_usd": {"tiny": 0}, "output_usd": {"tiny": 1_000_000}}
+    async with FakeNode(script=STUCK, slots=1) as node, FakeNode(dialect="openai", requires_key="k") as relay:
+        told = {
+            "nodes": [entry(node, max_sequences=1)],
+            "relay": relay_entry(relay, api_key="k", spend=spend),
+            "store": {"url": f"sqlite:///{tmp_path}/e.db"},
+            "batches": {"relay": {"enabled": True, "last_share": 1, "within_s": 86_400}},
+        }
+        ann = {"name": "ann", "key": "sk-ann"}
+        async with running_app({**told, "keys": [ann]}) as app:
+            kept_in = {**told, "keys": [{**ann, "fallback": False}]}
+            assert await app.reload(kept_in) == ["keys.ann changed (fallback)"]
+            store = app.inside.batching.store
+            async with store.writing(caller="ann", purpose="batch", filename="in.jsonl", expires_s=None) as writer:
+                await writer.write(jsonl(line(number) for number in range(4)))
+            body = {"input_file_id": writer.row.id, "endpoint": "/v1/chat/completions", "completion_window": "5m"}
+            await ask(app.port, body, "/v1/batches", headers=(("Authorization", "Bearer sk-ann"),))
+            outlet = app.inside.batching._outlet
+            await eventually(lambda: node.inflight == 1 and outlet.late and app.waiting, within=5)
+            outlet.let_out()
+            await asyncio.sleep(0.3)
+            assert relay.accepted == 0
+            await app.reload({**told, "keys": [ann]})
+            await eventually(lambda: app.inside.batching.runner.ended["done"] == 3, within=10)
+            assert relay.accepted == 3

@@ -81,7 +81,7 @@ def test_every_metric_of_ours_is_looked_at_somewhere():
 def test_the_dashboard_is_well_formed():
     whole = json.loads(DASHBOARD.read_text())
     assert [panel["title"] for panel in whole["panels"] if panel["type"] == "row"] == [
-        "Chat", "Queue", "Nodes", "Batches", "Relay", "Store and router",
+        "Chat", "Queue", "Nodes", "Care of nodes", "Batches", "Relay", "Store and router",
     ]  # fmt: skip
     assert whole["templating"]["list"][0]["type"] == "datasource"
     ids = [panel["id"] for panel in whole["panels"]]

@@ -6,9 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from time import monotonic
 
+import msgspec
 import pytest
 
+from router.fleet.watch import RELAY, Record
 from tests.fakes import FakeNode, Script
+from tests.fakes.days import DECAY, replace, samples
 from tests.fakes.seen import Seen
 from tests.jobs.desk import CHAT, jsonl, line
 from tests.rig import App, ask, chat, entry, eventually, relay_entry, running_app, stream
@@ -20,11 +23,8 @@ pytestmark = pytest.mark.skipif(
 LONG = "word " * 2000
 BATCH = (("X-Ebbtide-Workload", "batch"),)
 USAGE = {"include_usage": True}
-QUIET = {
-    "ebbtide_store_errors_total", "ebbtide_webhook_attempts_total", "ebbtide_node_memory_limit_seconds",
-    "ebbtide_node_diagnosis",
-}  # fmt: skip
-"""What tells of what this load does not make: a store that fails, webhooks, memory that grows for hours."""
+QUIET = {"ebbtide_store_errors_total", "ebbtide_webhook_attempts_total"}
+"""What tells of what this load does not make: a store that fails, webhooks."""
 WITHIN_S = 20.0
 
 
@@ -67,11 +67,12 @@ async def scrape(app: App) -> bytes:
 
 @asynccontextmanager
 async def house(home) -> AsyncIterator[App]:
-    """Two nodes, one of them from a file, a relay with a cap, batches."""
+    """Three nodes, one of them from a file, one that leaks and cannot be restarted, a relay with a cap, batches."""
     prices = {"input_usd": {"tiny": 0, "away": 0}, "output_usd": {"tiny": 1e6, "away": 1e6}, "usd_a_day": 200}
     async with (
         FakeNode(name="n1", slots=4) as first,
         FakeNode(name="n2", slots=4) as second,
+        FakeNode(name="n3") as leaking,
         FakeNode(name="relay-service", dialect="openai", models=("tiny", "away")) as relay,
     ):
         for node in (first, second):
@@ -79,14 +80,33 @@ async def house(home) -> AsyncIterator[App]:
         listed = home / "nodes.yaml"
         listed.write_text(json.dumps([entry(second)]))
         settings = {
-            "nodes": [entry(first)],
+            "nodes": [entry(first), entry(leaking)],
+            "care": {"canary": {"enabled": True, "relay_every_s": 5}, "recycle": {"command": ["/bin/false"]}},
             "relay": relay_entry(relay, ("tiny", "away"), api_key="relay-key", spend=prices),
             "store": {"url": f"sqlite:///{home}/e.db"},
             "discovery": {"file": str(listed)},
             "pools": {"interactive": {"ttft_p95_ms": 400}, "batch": {"reserve": 0.25}},
         }
         async with running_app(settings) as app:
+            remember(app, leaking.name)
+            await app.inside.caring.recycling.recycle(leaking.name)
             yield app
+
+
+def remember(app: App, name: str) -> None:
+    """A node and the relay were watched for a day and a half, and the node leaks."""
+    watch, day = app.inside.watch, replace(DECAY, seed=1, hours=38.0)
+    now = app.inside.clock()
+    node, relay = Record(3600.0), Record(3600.0)
+    for seen, beside in samples(day):
+        at = now - day.hours * 3600 + seen.at
+        node.signals.add(msgspec.structs.replace(seen, at=at))
+        if beside is not None:
+            relay.signals.add(msgspec.structs.replace(beside, at=at))
+    for at in (now - 3600, now):
+        node.course.judge(node.signals, at, relay.signals, 68e9)
+    node.diagnosed_at = now
+    watch._records |= {name: node, RELAY: relay}
 
 
 def pace(seen: Seen) -> Script:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from io import StringIO
 
 import pytest
@@ -11,6 +12,7 @@ from router.cli import main
 from router.core.yielding import WaitReason
 from router.tools.picture import WORDS, Seen, picture
 from router.tools.readings import Between, Scrape
+from router.tools.stated import State
 from router.tools.top import Watch
 from router.upstream.client import Client
 from tests.fakes import Script
@@ -22,7 +24,7 @@ BATCH = (("X-Ebbtide-Workload", "batch"),)
 
 def shown(seen: Seen) -> str:
     console = Console(file=StringIO(), width=160)
-    console.print(picture(seen))
+    console.print(picture(seen, 160))
     return console.file.getvalue()
 
 
@@ -60,7 +62,9 @@ async def test_chat_over_its_objective_is_slow_and_failing_comes_first(rig):
     app = await rig.router(pools={"interactive": {"ttft_p95_ms": 1}})
     async with Client(connections=2) as client:
         await ask(app.port, stream())
-        assert "CHAT slow (since its start)" in shown(await Watch(client, app.url, None).look())
+        slow = shown(await Watch(client, app.url, None).look())
+        assert "CHAT slow (since its start)" in slow
+        assert "docs/runbooks.md, EbbtideChatSlow" in slow
         node.script = Script(n=4, cut=2)
         await ask(app.port, stream())
         assert "CHAT failing" in shown(await Watch(client, app.url, None).look())
@@ -84,14 +88,24 @@ async def test_batches_with_a_key_and_none_without(tmp_path, rig):
         assert batch not in shown(await Watch(client, app.url, None).look())
 
 
-async def test_events_of_the_dashboard_where_there_is_one():
+async def test_what_the_dashboard_tells_where_there_is_one():
     events = {
-        "2": [1800000060.0, "node", "node n1 is down: refused\x1b[2J", "n1"],
+        "2": [1800000060.0, "node", "ready → down: refused\x1b[2J", "n1"],
         "1": [1800000000.0, "batch", "ended", ""],
+        **{str(at): [1800000100.0 + at, "take_back", f"took back line {at}", "n2"] for at in range(10, 20)},
+        "90": "none of ours",
     }
+    card = {
+        "engine": "vllm",
+        "context": 32768,
+        "state": "degraded",
+        "trend": {"ttft_drift": 0.18, "rss_bytes_an_hour": 41 * 2**20, "verdict": "memory growth: memory grows"},
+    }
+    relay = {"canary": {"ttft_s": 0.21, "spread_s": 0.035}}
+    state = {"events": events, "nodes": {"n1": card}, "relay": relay, "queue": {"ends_at": None}, "batches": None}
     pages = {
-        "/metrics": "# TYPE ebbtide_x gauge\nebbtide_x 1\n",
-        "/dashboard/snapshot": json.dumps({"at": 1.0, "state": {"events": events}}),
+        "/metrics": '# TYPE ebbtide_node_up gauge\nebbtide_node_up{node="n1"} 1\n',
+        "/dashboard/snapshot": json.dumps({"at": 1.0, "state": state}),
     }
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -106,7 +120,20 @@ async def test_events_of_the_dashboard_where_there_is_one():
         port = server.sockets[0].getsockname()[1]
         text = shown(await Watch(client, f"http://127.0.0.1:{port}", None).look())
     assert "EVENTS" in text
-    assert text.index("ended") < text.index("node n1 is down: refused[2J"), "oldest first, and nothing a terminal obeys"
+    assert text.index("ended") < text.index("n1: ready → down: refused[2J"), (
+        "oldest first, and nothing a terminal obeys"
+    )
+    assert re.findall(r"n2: took back line (\d+)", text) == ["17", "18", "19"], "the rest has room, too"
+    assert "vllm 32k  +18.0%  +41.0 MiB" in text
+    assert "n1: memory growth: memory grows" in text
+    assert "RELAY control 210 ms ± 35 ms" in text
+
+
+@pytest.mark.parametrize("told", [None, [], {"nodes": [1], "events": [], "relay": 3}, {"nodes": {"n1": 4}}])
+def test_a_snapshot_of_another_version_is_as_if_there_were_none(told):
+    state = State(told)
+    assert (state.events(), state.trouble("n1"), state.drift("n1"), state.ends_at()) == ([], "", None, None)
+    assert (state.canary(), state.batch("b"), state.engine("n1")) == (None, (None, None), "-")
 
 
 async def test_a_router_that_is_lost_comes_back(rig):

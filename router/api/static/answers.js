@@ -2,7 +2,7 @@
 
 import { attr, byId, el, put, show } from "./dom.js";
 import { now, state } from "./state.js";
-import { VERDICTS, STATES, count, long, many, near, quick, share, usd, utc } from "./words.js";
+import { OUTCOMES, TODO, VERDICTS, STATES, count, long, many, near, quick, share, usd, utc } from "./words.js";
 
 const OUT = ["down", "starting", "draining", "recycling"];
 const MARKS = { good: "●", warn: "▲", bad: "■", none: "○" };
@@ -14,13 +14,16 @@ class Card {
     this.lines = [0, 1, 2].map((index) => el("p", { id: `${id}-${index}` }));
     this.proof = el("dl", { class: "proof" });
     this.rows = new Map();
+    this.todo = el("p", { class: "todo" });
     const told = el("p", { class: "hint" }, "Metrics: ", ...evidence.flatMap((one) => [el("code", {}, one), " "]));
     this.root = el("article", { class: "answer", id, "aria-labelledby": `${id}-h` },
-      el("h2", { id: `${id}-h` }, name), el("p", { class: "verdict" }, this.mark, " ", this.word), ...this.lines,
+      el("h2", { id: `${id}-h` }, name), el("p", { class: "verdict" }, this.mark, " ", this.word), ...this.lines, this.todo,
       el("details", {}, el("summary", {}, "evidence"), this.proof, told));
   }
 
-  update(kind, word, lines, facts) {
+  update(kind, word, lines, facts, todo = "", who = "") {
+    const [step, runbook] = TODO[todo] ?? [];
+    show(put(this.todo, step ? `To do${who && ` (${who})`}: ${step} Runbook: ${runbook}.` : ""), step);
     attr(this.root, "data-kind", kind);
     put(this.mark, MARKS[kind]);
     put(this.word, word);
@@ -53,7 +56,7 @@ export function verdict() {
 export function render() {
   renderChat(state.board.chat);
   renderQueue(state.board.queue, state.board.batches);
-  renderNodes(Object.values(state.board.nodes));
+  renderNodes(Object.entries(state.board.nodes));
   renderRelay(state.board.relay, state.board.chat);
 }
 
@@ -70,10 +73,13 @@ function renderChat(told) {
     ["means", meaning],
     ["over", `the last ${told.minutes} min`],
     ["calls ended", `${count(told.calls)}, of which ${count(told.failed)} failed, timed out, were refused or cut`],
+    ["failed where", told.failures.length ? told.failures.map(failed).join("; ") : "nowhere"],
     ["objective", told.objective_stated ? "stated: pools.interactive.ttft_p95_ms" : "auto: 3 × the slowest node's own first token"],
     ["on the relay", told.calls ? share(Math.min(1, told.relayed / told.calls)) : "0 %"],
-  ]);
+  ], told.verdict);
 }
+
+const failed = ({ node, outcome, calls }) => `${count(calls)} ${OUTCOMES[outcome] ?? outcome} ${node ? `on ${node}` : "before any node"}`;
 
 function renderQueue(told, batches) {
   const waiting = told.interactive + told.batch;
@@ -96,21 +102,28 @@ function renderQueue(told, batches) {
     ["pace", `${count(told.lines_a_minute)} lines in the last minute, by all routers`],
     ["first window closes", told.window_at ? `${near(told.window_at, now())} (${utc(told.window_at)})` : "none is open"],
     ["done by", told.ends_at ? utc(told.ends_at) : "unknown"],
-  ]);
+  ], trouble ? "store" : late ? "late" : kind === "warn" ? "stuck" : "");
 }
 
-function renderNodes(all) {
+function nodeToDo(down, diagnosed) {
+  const [names, todo] = down.length ? [down, "node_down"] : [diagnosed, diagnosed.length ? "ill" : ""];
+  return [todo, names.slice(0, 3).join(", ") + (names.length > 3 ? ` and ${names.length - 3} more` : "")];
+}
+
+function renderNodes(entries) {
+  const all = entries.map(([, node]) => node);
   const counts = {};
   for (const node of all) counts[node.state] = (counts[node.state] ?? 0) + 1;
   const usable = all.filter((node) => !OUT.includes(node.state)).length;
   const ill = all.filter((node) => node.trouble || node.blind || node.trend?.verdict).length;
-  const bad = Object.keys(counts).some((one) => STATES[one] === "bad");
-  const kind = !all.length ? "none" : !usable ? "bad" : bad || ill || usable < all.length ? "warn" : "good";
+  const down = entries.filter(([, node]) => STATES[node.state] === "bad").map(([name]) => name);
+  const diagnosed = entries.filter(([, node]) => node.trend?.verdict).map(([name]) => name);
+  const kind = !all.length ? "none" : !usable ? "bad" : down.length || ill || usable < all.length ? "warn" : "good";
   const states = Object.entries(counts).map(([name, number]) => `${number} ${name}`).join(", ");
   const running = all.reduce((sum, node) => sum + Object.values(node.phases).reduce((one, more) => one + more, 0), 0);
   nodes.update(kind, all.length ? `${usable} of ${all.length} up` : "none", [
     states, ill ? `${ill} with trouble: see below` : "", `${many(running, "call")} running`,
-  ], [["up", "neither down nor starting nor taken out"]]);
+  ], [["up", "neither down nor starting nor taken out"]], ...nodeToDo(down, diagnosed));
 }
 
 function renderRelay(told, { calls, relayed }) {
@@ -129,5 +142,5 @@ function renderRelay(told, { calls, relayed }) {
     ["models", told.models.join(", ")],
     ["calls in 5 min", count(told.calls)],
     ["of batches in 24 h", capped ? usd(told.batches_usd) : "not counted"],
-  ]);
+  ], full ? "capped" : part > 0.2 ? "carries" : "");
 }

@@ -8,14 +8,15 @@ const [CHATS, CALLS, LINES, P50, P95, CHAT_TOKENS, BATCH_TOKENS] = [0, 1, 2, 3, 
 const HUES = ["--s1", "--s2", "--s3", "--s4", "--s5", "--s6", "--s7", "--s8", "--s9"];
 const STEP = 10;
 const REST = "rest";
+const WHOLE = [1, 2, 5].flatMap((one) => [0, 1, 2, 3, 4, 5, 6, 7].map((power) => one * 10 ** power)).sort((one, other) => one - other);
 const charts = [];
 let drawn = "";
 
 export function begin() {
   charts.push(
-    new Lines("Batch lines left, by batch", (value) => `${compact(value)} lines`, stacked),
+    new Lines("Batch lines left, by batch", (value) => `${compact(value)} lines`, stacked, WHOLE),
     new Lines("First token of chat", quick, firstTokens),
-    new Lines("Calls waiting for room", (value) => `${compact(value)} calls`, waiting),
+    new Lines("Calls waiting for room", (value) => `${compact(value)} calls`, waiting, WHOLE),
     new Lines("Tokens written a second", (value) => `${compact(value)} tokens/s`, tokens),
   );
   byId("charts").append(...charts.map((one) => one.root));
@@ -93,8 +94,8 @@ function tokens(points) {
 }
 
 class Lines {
-  constructor(title, told, series) {
-    Object.assign(this, { told, series, chart: null, names: "" });
+  constructor(title, told, series, steps) {
+    Object.assign(this, { told, series, steps, chart: null, names: "" });
     this.box = el("div", { class: "plot", "aria-hidden": "true" });
     this.words = el("p", { class: "parts" });
     this.keys = el("ul", { class: "legend", "aria-label": `Lines of the chart: ${title}` });
@@ -129,11 +130,11 @@ class Lines {
     this.keys.replaceChildren(...series.map((one) => key(one)));
     const axis = { stroke: ink, grid: { stroke: grid, width: 1 }, ticks: { stroke: grid, width: 1 }, font: "12px system-ui" };
     return new uPlot({
-      width: this.wide(), height: 170, legend: { show: false }, cursor: { show: false }, padding: [10, 8, 0, 0],
+      width: this.wide(), height: 170, legend: { show: false }, cursor: { show: false }, padding: [10, 22, 0, 0],
       scales: { y: { range: (_, low, high) => [0, Math.max(high ?? 1, 1e-3) * 1.1] } },
       axes: [
-        { ...axis, size: 28, space: 64, values: (_, times) => times.map((at) => clock(at).slice(0, 5)) },
-        { ...axis, size: 62, values: (_, values) => values.map((value) => this.told(value).replace(/ (lines|calls|tokens\/s)$/, "")) },
+        { ...axis, size: 28, space: 64, values: (_, times) => times.map((at) => clock(at).slice(0, times.length > 1 && times[1] - times[0] < 60 ? 8 : 5)) },
+        { ...axis, size: 62, ...(this.steps && { incrs: this.steps }), values: (_, values) => values.map((value) => this.told(value).replace(/ (lines|calls|tokens\/s)$/, "")) },
       ],
       series: [{}, ...series.map((one) => ({
         stroke: colour(one.hue), width: 2, dash: one.dash, fill: one.fill ? colour(one.hue) : undefined,

@@ -1,4 +1,4 @@
-// What happened, newest first.
+// What happened, newest first; one kind of it alone where that is asked for.
 
 import { Pager, attr, byId, el, put, show } from "./dom.js";
 import { state } from "./state.js";
@@ -6,8 +6,12 @@ import { TOPICS, clock, count, utc } from "./words.js";
 
 let pager;
 let empty;
+let topic;
 
 export function begin() {
+  const values = [["", "everything"], ...Object.entries(TOPICS)];
+  topic = el("select", { id: "topic", onchange: () => state.board && render() }, ...values.map(([value, word]) => el("option", { value }, word)));
+  byId("events").append(el("label", { class: "topics" }, "Show ", topic));
   pager = new Pager(byId("events"), 25, "events", make, "ol");
   pager.list.classList.add("events");
   empty = el("p", { class: "empty" }, "Nothing yet: state changes of nodes, take-backs and what operators do are told here.");
@@ -15,22 +19,25 @@ export function begin() {
 }
 
 function make() {
-  const [time, topic, text] = [el("time", {}), el("span", { class: "topic" }), el("span", {})];
+  const [time, about, text] = [el("time", {}), el("span", { class: "topic" }), el("span", {})];
   return {
-    root: el("li", {}, time, " ", topic, " ", text),
+    root: el("li", {}, time, " ", about, " ", text),
     update(one) {
       put(time, clock(one.at));
       attr(time, "title", utc(one.at));
       attr(time, "datetime", new Date(one.at * 1000).toISOString());
-      put(topic, one.node ? `${TOPICS[one.topic] ?? one.topic} · ${one.node}` : TOPICS[one.topic] ?? one.topic);
+      const word = TOPICS[one.topic] ?? one.topic;
+      put(about, one.node ? `${word} · ${one.node}` : word);
       put(text, one.text);
     },
   };
 }
 
 export function render() {
-  put(byId("events-count"), state.events.length ? `the last ${count(state.events.length)}, newest first` : "");
-  show(empty, !state.events.length);
-  show(pager.list, state.events.length);
-  pager.render(state.events.map((one) => [one.key, one]));
+  const shown = topic.value ? state.events.filter((one) => one.topic === topic.value) : state.events;
+  put(byId("events-count"), shown.length ? `the last ${count(shown.length)}, newest first` : "");
+  show(topic.parentElement, state.events.length);
+  show(empty, !shown.length);
+  show(pager.list, shown.length);
+  pager.render(shown.map((one) => [one.key, one]));
 }

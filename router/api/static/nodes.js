@@ -47,13 +47,13 @@ function make(name) {
     facts: el("span", { class: "facts" }), mark: el("span", { class: "mark", "aria-hidden": "true" }), state: el("span", {}),
     cause: el("p", { class: "cause" }), bar: el("div", { class: "bar", role: "img" }), room: el("p", { class: "parts" }),
     runs: el("p", { class: "runs" }), spark: new Spark(), ttft: el("span", {}), rss: new Spark(), memory: el("span", {}),
-    acts: el("p", { class: "buttons" }), rows: el("tbody", {}), models: el("p", {}), rest: el("p", { class: "hint" }),
+    acts: el("p", { class: "buttons" }), rows: el("tbody", {}), models: el("p", {}), proof: el("p", { class: "hint" }), rest: el("p", { class: "hint" }),
   };
   view.parts = PARTS.map(([part]) => view.bar.appendChild(el("span", { class: `part ${part}` })));
   view.calls = new Keyed(view.rows, makeCall);
   view.trend = el("p", { class: "trend" }, view.spark.root, " ", view.ttft);
   view.grown = el("p", { class: "trend" }, view.rss.root, " ", view.memory);
-  view.more = el("details", { ontoggle: () => view.node && updateCalls(view, view.node) }, el("summary", {}, "calls and models"), view.models, table(view.rows), view.rest);
+  view.more = el("details", { ontoggle: () => view.node && updateCalls(view, view.node) }, el("summary", {}, "calls, models, evidence"), view.models, view.proof, table(view.rows), view.rest);
   view.buttons = Object.fromEntries(["drain", "resume", "recycle"].map((act) => [act, view.acts.appendChild(
     el("button", { type: "button", onclick: () => operate(act, name) }, act[0].toUpperCase() + act.slice(1),
       el("span", { class: "visually-hidden" }, ` node ${name}`)))]));
@@ -95,7 +95,10 @@ function update(view, node) {
   const context = node.context ? `${count(node.context)}-token context` : "context unknown";
   put(view.facts, `${engine}${node.version ? ` ${node.version}` : ""} · ${context} · ${node.pools.map((one) => POOLS[one]).reverse().join(" and ")}`);
   const since = node.since && kind !== "good" ? `, ${node.state} for ${long(now() - node.since)}` : "";
-  const why = node.trend?.verdict || `${node.trouble || node.cause}${since}`;
+  const verdict = node.trend?.verdict ?? "";
+  const limit = verdict && node.trend.limit_s !== null ? `; at its limit in ${long(node.trend.limit_s)}` : "";
+  const cause = verdict && node.cause.startsWith("diagnosis:") ? "" : node.trouble || (verdict && STATES[node.state] === "good" ? "" : node.cause);
+  const why = [cause, verdict + limit].filter(Boolean).join(" · ") + since;
   show(put(view.cause, why), kind !== "good");
   attr(view.cause, "title", node.since ? utc(node.since) : null);
   updateRoom(view, node.room);
@@ -146,15 +149,18 @@ function updateTrends(view, node) {
   const last = trail.length ? trail.at(-1)[1] : null;
   const alone = node.unloaded_s === null ? "" : `, alone ${quick(node.unloaded_s)}`;
   show(view.trend, trail.length || drift !== null);
-  put(view.ttft, `first token ${last === null ? "" : quick(last)}${alone}${moved}`);
+  put(view.ttft, `first token ${last === null ? "not seen yet" : quick(last)}${alone}${moved}`);
+  show(view.spark.root, trail.length);
   view.spark.update(trail, `Median first token by minute in the last hour, last ${quick(last)}${moved}`);
   const slope = node.trend?.rss_bytes_an_hour ?? null;
-  show(view.grown, slope !== null);
-  if (slope !== null) {
-    const told = `memory ${slope >= 0 ? "+" : "−"}${(Math.abs(slope) / 2 ** 20).toFixed(1)} MiB/h`;
+  const memory = node.trend?.rss_bytes ?? [];
+  show(view.grown, slope !== null || memory.length);
+  if (slope !== null || memory.length) {
+    const sizes = memory.map(([, bytes]) => bytes);
+    const size = memory.length ? ` ${(sizes.at(-1) / 2 ** 30).toFixed(1)} GiB` : "";
+    const told = `memory${size}${slope === null ? ", growth not known yet" : `, ${slope >= 0 ? "+" : "−"}${(Math.abs(slope) / 2 ** 20).toFixed(1)} MiB/h`}`;
     put(view.memory, told);
-    view.rss.update(node.trend.rss_bytes.map((bytes, index) => [index, bytes]), `Resident memory, ${told}`,
-      Math.min(...node.trend.rss_bytes, 0.95 * Math.max(...node.trend.rss_bytes)));
+    view.rss.update(memory, `Resident memory, ${told}`, Math.min(...sizes, 0.95 * Math.max(...sizes)));
   }
 }
 
@@ -162,6 +168,8 @@ function updateCalls(view, node) {
   const running = Object.values(node.phases).reduce((one, more) => one + more, 0);
   put(view.models, `Models: ${node.models.join(", ") || "none told"}`);
   if (!view.more.open) return;
+  const evidence = node.trend?.evidence ?? [];
+  put(view.proof, evidence.length ? `Diagnosis by: ${evidence.join("; ")}` : "No diagnosis yet: not enough is known.");
   view.calls.render(node.calls.map((call, index) => [`${call[2]} ${index}`, call]));
   put(view.rest, running > node.calls.length ? `The ${node.calls.length} oldest of ${many(running, "call")}.` : "");
 }

@@ -20,9 +20,10 @@ export function apply(event, told) {
     state.skew = told.at - Date.now() / 1000;
     state.you = told.you;
     state.board = told.state;
-    const oldest = Math.min(...Object.values(told.state.events).map(([at]) => at), told.at);
-    const before = state.events.filter((one) => one.at < oldest);
-    state.events = [...listed(told.state.events), ...before].slice(0, MOST_EVENTS);
+    const fresh = listed(told.state.events);
+    const known = new Set(fresh.map((one) => one.key));
+    const before = state.events.filter((one) => !known.has(one.key));
+    state.events = [...fresh, ...before].sort((one, other) => other.at - one.at).slice(0, MOST_EVENTS);
     return told;
   }
   if (event !== "change" || !state.board) return null;

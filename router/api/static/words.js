@@ -19,6 +19,7 @@ export function compact(number) {
 /** Seconds of waiting: 31 ms, 1.2 s, 14 s. */
 export function quick(seconds) {
   if (seconds === null || seconds === undefined) return "unknown";
+  if (seconds === 0) return "0\u00a0ms";
   if (seconds < 0.9995) return `${seconds < 0.00995 ? (seconds * 1000).toFixed(1) : Math.round(seconds * 1000)}\u00a0ms`;
   return seconds < 60 ? `${seconds < 10 ? seconds.toFixed(1) : Math.round(seconds)}\u00a0s` : long(seconds);
 }
@@ -62,16 +63,36 @@ export const REASONS = {
   nodes_busy: ["nodes refuse", "The nodes refuse calls for the moment."],
 };
 
+/** How calls fail. */
+export const OUTCOMES = {
+  refused: "refused", timed_out: "timed out", failed: "failed", cut: "broken off",
+};
+
 export const POOLS = { interactive: "chat", batch: "batch" };
 
 /** What is said of chat: few words, how bad it is (good, warn, bad, none), and what it means. */
 export const VERDICTS = {
   fine: ["fine", "good", "First tokens come within the objective, and calls do not fail."],
   slow: ["over its objective", "warn", "Of 100 calls, more than 5 waited longer for their first token than they should."],
-  failing: ["failing", "bad", "More than 5 % of the calls failed, timed out or were refused."],
+  failing: ["failing", "bad", "More than 2 % of the calls failed, timed out or were refused."],
   quiet: ["no calls", "none", "Nobody asked in the last 5 minutes. Nodes are up."],
   relay_only: ["on the relay", "warn", "No node is up; the relay answers the models it may."],
   down: ["cannot be served", "bad", "No node is up, and there is no relay."],
+};
+
+/** What to do about it: the first step, and the section of docs/runbooks.md with the rest. */
+export const TODO = {
+  slow: ["If one node's first token is long, drain it. If all are and batch is reading, drain batch from one. If only chat runs, add a node or a relay.", "EbbtideChatSlow"],
+  failing: ["The evidence says where and how. One node: drain it. Refused before any node: there is no room, add a node or a relay.", "EbbtideChatFailing"],
+  relay_only: ["See below why the nodes are down; they are let in by themselves once they answer.", "EbbtideNoNodeUp"],
+  down: ["See below why the nodes are down; callers get 503 until one answers.", "EbbtideNoNodeUp"],
+  store: ["Chat goes on, and no line is lost. Bring the database back or make room on its disk; nothing else is needed.", "EbbtideStoreTrouble"],
+  late: ["Cancel a batch that matters less, or let late lines go to the relay (batches.relay).", "EbbtideBatchBehind"],
+  stuck: ["Nothing if chat is why: lines go on when it ebbs. Else see below which node is ill.", "EbbtideBatchStuck"],
+  node_down: ["Start or mend it: it is let in by itself. The others carry its share until then.", "EbbtideNodeDown"],
+  ill: ["Recycle it at a quiet moment where memory grows; its evidence is below.", "EbbtideNodeDiagnosed"],
+  capped: ["Raise relay.spend.usd_a_day and reload, or wait: the oldest hours drop out by themselves.", "EbbtideRelayCapped"],
+  carries: ["Find out why chat leaves: nodes that are down or full, or a model only the relay has.", "EbbtideRelayCarriesChat"],
 };
 
 export const STATES = {
