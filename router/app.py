@@ -240,6 +240,8 @@ class App:
             after.pool.bounds = assembly.bounds(settings)
         if before is not None and (after is None or after.pool is not before.pool):
             before.pool.retire()
+            self.caring.forget(RELAY)
+            self.watch.forget(RELAY)
             self._old_relays = [pool for pool in (*self._old_relays, before.pool) if pool.open]
         return after
 
@@ -298,6 +300,7 @@ class App:
             callers=tuple(key.name for key in self.settings.keys),
             lookout=None if self.batching is None else self.batching.lookout,
             trend=showing.trend(self.watch),
+            canary=showing.control(self.caring),
         )
         return Dashboard(sources, self.keyring, self.caring.recycling)
 

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from router.api import cards
-from router.api.board import Trend
+from router.api.board import Canary, Trend
 from router.batching import Batching
 from router.caring import Caring
 from router.core.budget import Permit
@@ -14,7 +14,7 @@ from router.core.signals import Heard
 from router.core.yielding import Mode
 from router.fleet.watch import Watch
 
-__all__ = ["acquaint", "moved", "taken_back", "trend"]
+__all__ = ["acquaint", "control", "moved", "taken_back", "trend"]
 
 
 def moved(events: Events) -> Callable[[Node, State], None]:
@@ -50,6 +50,16 @@ def trend(watch: Watch) -> Callable[[str], Trend | None]:
         )
 
     return of
+
+
+def control(caring: Caring) -> Callable[[], Canary | None]:
+    """Who tells the band of the relay's canaries, while there are any."""
+
+    def now() -> Canary | None:
+        band = caring.band.shown() if caring.canary.enabled else None
+        return None if band is None else Canary(ttft_s=float(f"{band[0]:.4g}"), spread_s=float(f"{band[1]:.4g}"))
+
+    return now
 
 
 def acquaint(caring: Caring, watch: Watch, events: Events) -> None:
