@@ -68,9 +68,10 @@ def acquaint(caring: Caring, watch: Watch, events: Events) -> None:
 
     def find(node: Node) -> Diagnosis | None:
         held = watch.diagnosis(node.name)
-        return None if held.verdict is Verdict.UNKNOWN else held
+        return None if held.verdict is Verdict.UNKNOWN and held.rss_bytes is None else held
 
     caring.keeper.find = find
+    caring.recycling.anew = watch.forget
     sampled = caring.canary.sampled
 
     def both(name: str, seconds: float) -> None:

@@ -184,7 +184,7 @@ class Watch:
         return record.signals if record is not None else None
 
     def forget(self, node: str) -> None:
-        """A node is gone, and what is held of it."""
+        """A node is gone or begins anew, and what is held of it says nothing any more."""
         self._records.pop(node, None)
         self.trouble.pop(node, None)
 

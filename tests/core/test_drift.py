@@ -62,14 +62,26 @@ def test_load_alone_is_no_fault(day):
 
 
 def test_a_restart_begins_anew():
-    signals = Signals()
+    signals, course = Signals(), Course()
     for node, _ in samples(replace(DECAY, hours=48, seed=1)):
         signals.add(node)
     assert diagnose(signals, 48 * HOUR).verdict is Verdict.MEMORY_GROWTH_WITH_DRIFT
+    for hours in (47.9, 48.2):
+        held = course.judge(signals, hours * HOUR)
+    assert held.verdict is Verdict.MEMORY_GROWTH_WITH_DRIFT
     signals.add(Sample(at=48 * HOUR, restarts=1, rss_bytes=2**30))
     signals.add(Sample(at=48.5 * HOUR, restarts=1, rss_bytes=2**30))
     assert began(signals.coarse.bins()) == 48 * HOUR
     assert diagnose(signals, 48.5 * HOUR).verdict is Verdict.UNKNOWN
+    held = course.judge(signals, 48.5 * HOUR)
+    assert (held.verdict, held.rss_bytes) == (Verdict.UNKNOWN, 2**30), "at once: it is another process"
+
+
+def test_memory_that_was_known_long_ago_is_not_what_a_node_has():
+    signals = Signals()
+    signals.add(Sample(at=0.0, rss_bytes=2e9))
+    assert diagnose(signals, 0.4 * HOUR).rss_bytes == 2e9
+    assert diagnose(signals, 0.6 * HOUR).rss_bytes is None
 
 
 def test_a_fall_of_memory_tells_a_restart_where_none_is_told():

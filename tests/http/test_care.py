@@ -227,7 +227,6 @@ async def test_two_nodes_that_leak_at_once_go_one_after_the_other(rig, log):
     for node in app.nodes:
         node.moved = lambda _node, _before: out.append(sum(state(app, n) in ("draining", "recycling") for n in names))
     names = [node.name for node in nodes]
-    app.inside.caring.keeper._every_s = 0.05
     async with restarting(log, *nodes):
         find(app, n1=LEAKING, n2=LEAKING)
         app.inside.caring.keeper.look()
