@@ -33,6 +33,8 @@ __all__ = ["Course", "Diagnosis", "Evidence", "Verdict", "diagnose"]
 
 CONFIRM_H = 0.25
 """How long a verdict has to stand before it counts."""
+DRIFT_H = 0.5
+"""The same for a slowdown that nothing else speaks for: an hour of bad luck looks like one."""
 LATELY_H = 0.5
 """How old memory may be and still be what the node has; an agent that is gone must not have it recycled for ever."""
 FORGET_H = 2.0
@@ -94,6 +96,8 @@ TABLE: Sequence[Row] = (
 )
 """What the detectors have to say, and what that means. The first row that fits counts."""
 
+ALONE = frozenset((Verdict.PLACEMENT_OR_NOISE, Verdict.DECODE_DECAY))
+"""Verdicts that rest on speed alone; which of them it is may change while the slowdown stands."""
 ALARMS = frozenset(Verdict) - {Verdict.STEADY, Verdict.UNKNOWN, Verdict.OVERLOAD}
 """Verdicts that say something is wrong; overload is a matter of how much is asked."""
 
@@ -230,14 +234,19 @@ class Course:
         if self._alarmed and fresh.began > self.now.since:
             self.now = msgspec.structs.replace(self.now, verdict=Verdict.UNKNOWN, since=fresh.began)
         if fresh.verdict is not self._candidate:
-            self._candidate, self._candidate_since = fresh.verdict, now
+            if not {fresh.verdict, self._candidate} <= ALONE or self.now.verdict in ALONE:
+                self._candidate_since = now
+            self._candidate = fresh.verdict
         if fresh.verdict is self.now.verdict:
             self.now = msgspec.structs.replace(fresh, since=self.now.since)
-        elif (
-            now - self._candidate_since
-            >= (CONFIRM_H if fresh.verdict is not Verdict.UNKNOWN else FORGET_H) * signals.hour_s
-        ):
+        elif now - self._candidate_since >= self._least_h(fresh.verdict) * signals.hour_s:
             self.now = msgspec.structs.replace(fresh, since=self._candidate_since)
         else:
             self.now = msgspec.structs.replace(fresh, verdict=self.now.verdict, since=self.now.since)
         return self.now
+
+    def _least_h(self, verdict: Verdict) -> float:
+        """How long a verdict has to stand in the place of what is held now."""
+        if verdict is Verdict.UNKNOWN:
+            return FORGET_H
+        return DRIFT_H if verdict in ALONE and self.now.verdict not in ALONE else CONFIRM_H
