@@ -133,6 +133,7 @@ class Caring:
                 "verdict": finding.verdict,
                 "rss_bytes": finding.rss_bytes,
                 "projected_limit_s": finding.projected_limit_s,
+                "evidence": finding.evidence,
             }
         return {
             "diagnosis": diagnosis,

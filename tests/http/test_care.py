@@ -258,6 +258,9 @@ async def test_a_dry_run_says_what_it_would_do_and_does_nothing(rig, log, caplog
     row = (await ask(app.port, path="/admin/nodes/n1", method="GET")).json
     assert "reaches its limit in 10 minutes" in row["recycle_due"]
     assert row["diagnosis"]["verdict"] == "memory_growth"
+    assert row["diagnosis"]["evidence"] == [
+        {"name": "rss_bytes_slope", "value": 2**30, "unit": "bytes/h", "against": 0, "what": "flat"}
+    ]
     find(app, n1=Found())
     app.inside.caring.keeper.look()
     assert (await app.metrics())['ebbtide_node_recycle_due{node="n1"}'] == 0
