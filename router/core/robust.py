@@ -94,20 +94,17 @@ def echo(lead: Sequence[Shift], other: Sequence[Shift]) -> float | None:
     """How much of the rise of one series another shows: 1 all of it, 0 none; None when the first did not rise.
 
     Both are held together where both are known. A time counts the more, the higher the first one stood around it, so
-    that most is learnt where following would show most; a value further than three of its noises from the median of
-    its series counts as if it were there.
+    that most is learnt where following would show most; a value further than three of its noises beyond none of that
+    rise, or all of it, counts as if it were there.
     """
     beside = {at: (value, noise) for at, value, noise in other}
-    places = [index for index, (at, _, _) in enumerate(lead) if at in beside]
-    if not places:
-        return None
-    centre = median(beside[lead[index][0]][0] for index in places)
     shown = whole = 0.0
-    for index in places:
-        at, rose, _ = lead[index]
+    for index, (at, rose, _) in enumerate(lead):
+        if at not in beside:
+            continue
         around = lead[max(0, index - SMOOTH // 2) : index + SMOOTH // 2 + 1]
+        near = max(0.0, sum(value for _, value, _ in around) / len(around))
         value, noise = beside[at]
-        weight = max(0.0, sum(near for _, near, _ in around) / len(around)) / noise**2
-        shown += weight * min(max(value, centre - 3 * noise), centre + 3 * noise)
-        whole += weight * rose
+        shown += near / noise**2 * min(max(value, -3 * noise), near + 3 * noise)
+        whole += near / noise**2 * rose
     return shown / whole if whole > 0 else None

@@ -34,6 +34,16 @@ def test_the_verdict_is_right_within_six_hours(name):
     assert last.evidence
 
 
+def test_tokens_that_slow_down_alone_are_told_from_a_node_that_does():
+    """First tokens are too noisy to say within hours that they stood still; whether they follow shows sooner."""
+    told = dict.fromkeys(("decode_decay", "placement_or_noise"), 0)
+    for name in told:
+        for seed in range(20, 25):
+            *_, last = verdicts(replace(FAULTS[name], seed=seed, hours=37.1), since_h=34, every_min=20)
+            told[name] += last.verdict == name
+    assert min(told.values()) >= 4
+
+
 @pytest.mark.parametrize("seed", [3, 4])
 def test_other_nodes_decay_like_the_first(seed):
     held = after_onset(replace(DECAY, seed=seed))
