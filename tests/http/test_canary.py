@@ -93,6 +93,23 @@ async def test_the_dashboard_shows_the_relays_band_once_canaries_ran(rig):
         assert (await told_of_relay(feed, lambda told: True))["canary"] is None, "nobody asks any more"
 
 
+async def test_another_relay_begins_a_new_band(rig):
+    node, first, second = await rig.node(), await rig.relay(), await rig.relay()
+    canary = {"canary": {**QUICK, "enabled": False}}
+    app = await rig.router(node, relay=first, care=canary)
+    inside = app.inside
+    for _ in range(3):
+        inside.caring.canary.sampled("relay", 0.2)
+    await inside.watch.step()
+    assert "ttft_s" in inside.watch.signals("relay").latest
+    assert inside.caring.band.shown() == (0.2, 0.0)
+    to = {"nodes": [entry(node)], "relay": relay_entry(second, api_key=second.requires_key), "care": canary}
+    await app.reload(to)
+    assert inside.caring.band.shown() is None
+    await inside.watch.step()
+    assert "ttft_s" not in inside.watch.signals("relay").latest, "what the other one took says nothing of this one"
+
+
 def test_the_band_is_of_late():
     now = [0.0]
     band = Band(lambda: now[0])
