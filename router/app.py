@@ -85,9 +85,7 @@ class App:
         self.owners = Owners()
         self.nodes: list[Node] = []
         self.client = Client(connections=CONNECTIONS)
-        self.watch = Watch(
-            lambda: [node.name for node in self.nodes], self.client, lambda: assembly.agents(self.settings)
-        )
+        self.watch = Watch(lambda: [node.name for node in self.nodes], self.client, lambda: self.roster.agents)
         self.metrics.also(self.watch.families)
         self._build_corridor(settings)
         self._build_fleet(settings)
