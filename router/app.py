@@ -85,9 +85,7 @@ class App:
         self.owners = Owners()
         self.nodes: list[Node] = []
         self.client = Client(connections=CONNECTIONS)
-        self.watch = Watch(
-            lambda: [node.name for node in self.nodes], self.client, lambda: assembly.agents(self.settings)
-        )
+        self.watch = Watch(lambda: [node.name for node in self.nodes], self.client, lambda: self.roster.agents)
         self.metrics.also(self.watch.families)
         self._build_corridor(settings)
         self._build_fleet(settings)
@@ -245,6 +243,8 @@ class App:
             after.pool.bounds = assembly.bounds(settings)
         if before is not None and (after is None or after.pool is not before.pool):
             before.pool.retire()
+            self.caring.forget(RELAY)
+            self.watch.forget(RELAY)
             self._old_relays = [pool for pool in (*self._old_relays, before.pool) if pool.open]
         return after
 
@@ -303,6 +303,7 @@ class App:
             callers=lambda: [key.name for key in self.settings.keys],
             lookout=None if self.batching is None else self.batching.lookout,
             trend=showing.trend(self.watch),
+            canary=showing.control(self.caring),
         )
         return Dashboard(sources, self.keyring, self.caring.recycling)
 

@@ -50,7 +50,8 @@ def listed(entry: NodeEntry) -> Listed:
         sequences=entry.max_sequences,
         tokens=entry.kv_tokens,
     )
-    return Listed(spec, target(entry.url, entry.api_key))
+    agent = Target.parse(entry.agent).url("metrics", rooted=True) if entry.agent else None
+    return Listed(spec, target(entry.url, entry.api_key), agent)
 
 
 def reserve(settings: Settings, spec: Spec) -> float:
@@ -131,13 +132,6 @@ def _at_address(entry: DnsEntry, address: str) -> Listed:
 def target(url: str, api_key: SecretStr | None) -> Target:
     """Where a server is and the key it is asked with."""
     return Target.parse(url, api_key=None if api_key is None else api_key.get_secret_value())
-
-
-def agents(settings: Settings) -> dict[str, str]:
-    """Where the agents beside nodes are asked, by node name."""
-    return {
-        entry.name: Target.parse(entry.agent).url("metrics", rooted=True) for entry in settings.nodes if entry.agent
-    }
 
 
 def limits(settings: Settings) -> dict[Workload, Limits]:

@@ -15,7 +15,8 @@ from router.api.auth import Keyring
 from router.core.node import Node
 from router.dispatch.control import Control
 from router.dispatch.dispatcher import Dispatcher
-from router.fleet.canary import Canary, Taster
+from router.dispatch.trip import RELAY
+from router.fleet.canary import Band, Canary, Taster
 from router.fleet.fleet import Fleet
 from router.fleet.gpustack import Gpustack
 from router.fleet.keeper import Keeper
@@ -47,7 +48,10 @@ def canary_families() -> list[Level]:
 
 
 class Caring:
-    """`run` it as a task. `keeper.find` and `canary.sampled` are for who measures; `recycling` is the operator's."""
+    """`run` it as a task. `keeper.find` and `canary.sampled` are for who measures; `recycling` is the operator's.
+
+    `band` is what the relay's canaries took of late.
+    """
 
     def __init__(self, settings: Settings, needed: Needed) -> None:
         self._client, self._dispatcher, self._gpustack = needed.client, needed.dispatcher, needed.gpustack
@@ -59,6 +63,7 @@ class Caring:
         self._readmission = Readmission(needed.fleet.nodes, taster, admission.changed, needed.clock)
         canary = settings.care.canary
         [self._first_tokens] = canary_families()
+        self.band = Band(needed.clock)
         self.canary = Canary(
             needed.fleet.nodes,
             taster,
@@ -105,12 +110,16 @@ class Caring:
         return [self._first_tokens]
 
     def forget(self, name: str) -> None:
-        """A node is gone."""
+        """A node is gone, or the relay is another one."""
+        if name == RELAY:
+            self.band.clear()
         self.recycling.forget(name)
         self._first_tokens.forget("node", name)
 
     def _sampled(self, name: str, seconds: float) -> None:
         self._first_tokens.set(seconds, (name,))
+        if name == RELAY:
+            self.band.add(seconds)
 
     def _relayed(self) -> tuple[str, ...]:
         relay = self._dispatcher.relay
@@ -124,6 +133,7 @@ class Caring:
                 "verdict": finding.verdict,
                 "rss_bytes": finding.rss_bytes,
                 "projected_limit_s": finding.projected_limit_s,
+                "evidence": finding.evidence,
             }
         return {
             "diagnosis": diagnosis,

@@ -244,6 +244,16 @@ def _port(text: str) -> int:
     return int(text)
 
 
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0.01 <= seconds <= 60:
+        raise argparse.ArgumentTypeError("seconds are a number from 0.01 to 60")
+    return seconds
+
+
 CONFIG = Flag(
     "--config",
     {"metavar": "FILE", "type": Path, "help": "YAML settings; without it they come from EBBTIDE_* variables alone"},
@@ -345,6 +355,7 @@ COMMANDS = (
             Flag("--match", {"metavar": "REGEX", "help": "or: command lines to look for; restarts are followed"}),
             Flag("--host", {"metavar": "HOST", "default": "127.0.0.1", "help": "address to listen on (127.0.0.1)"}),
             Flag("--port", {"metavar": "PORT", "type": _port, "default": 9400, "help": "port to listen on (9400)"}),
+            Flag("--every", {"metavar": "S", "type": _seconds, "default": 5.0, "help": "seconds between readings (5)"}),
         ),
         ("ebbtide agent --match 'vllm serve' --host 10.0.0.5", "ebbtide agent --pid 4711 --port 9401"),
     ),

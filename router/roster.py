@@ -40,7 +40,7 @@ log = logging.getLogger("ebbtide.nodes")
 class Roster:
     """`ways` and `targets` (by URL) are the maps that others read. `forget` is told the name of a node that goes.
 
-    `leaving` are nodes that were let go and still answer calls.
+    `leaving` are nodes that were let go and still answer calls; `agents` says by node name where its agent is asked.
     """
 
     settings: Settings
@@ -55,6 +55,7 @@ class Roster:
         self._said: list[Listed] = []
         self.take(self.settings)
         self.leaving: dict[Node, Way] = {}
+        self.agents: dict[str, str] = {}
         self._turn = asyncio.Lock()
         self._news = asyncio.Event()
         self.discovery = Discovery((), self._news.set)
@@ -80,13 +81,13 @@ class Roster:
 
     def start(self) -> None:
         """Put in the nodes there are now, before anything runs."""
-        self._put([self._node(one) for one in self._wanted()])
+        self._put(self._told_of())
 
     async def settle(self) -> None:
         """Make the fleet what settings and discovery say; done when it is."""
         async with self._turn:
             self._news.clear()
-            nodes = [self._node(one) for one in self._wanted()]
+            nodes = self._told_of()
             come = [node for node in nodes if self.fleet.by_name.get(node.name) is not node]
             if come:
                 await self.fleet.first_look(MEET_S, come)
@@ -108,6 +109,12 @@ class Roster:
                 await self.settle()
             except Exception:
                 log.error("a discovered change was not taken in through a fault of ours", exc_info=True)
+
+    def _told_of(self) -> list[Node]:
+        """The nodes there should be; new ones are in no room yet."""
+        wanted = list(self._wanted())
+        self.agents = {one.spec.name: one.agent for one in wanted if one.agent is not None}
+        return [self._node(one) for one in wanted]
 
     def _wanted(self) -> Iterator[Listed]:
         """All nodes there should be, those of the settings first."""

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from router.api import cards
-from router.api.board import Trend
+from router.api.board import Canary, Trend
 from router.batching import Batching
 from router.caring import Caring
 from router.core.budget import Permit
@@ -14,7 +14,7 @@ from router.core.signals import Heard, Signals
 from router.core.yielding import Mode
 from router.fleet.watch import Watch
 
-__all__ = ["acquaint", "moved", "taken_back", "trend"]
+__all__ = ["acquaint", "control", "moved", "taken_back", "trend"]
 
 
 def moved(events: Events) -> Callable[[Node, State], None]:
@@ -56,15 +56,26 @@ def trend(watch: Watch) -> Callable[[str], Trend | None]:
     return of
 
 
+def control(caring: Caring) -> Callable[[], Canary | None]:
+    """Who tells the band of the relay's canaries, while there are any."""
+
+    def now() -> Canary | None:
+        band = caring.band.shown() if caring.canary.enabled else None
+        return None if band is None else Canary(ttft_s=float(f"{band[0]:.4g}"), spread_s=float(f"{band[1]:.4g}"))
+
+    return now
+
+
 def acquaint(caring: Caring, watch: Watch, events: Events) -> None:
     """Let those who care for nodes know what is held of them, and others what they do and their canaries meet."""
     caring.recycling.told = lambda name, text: events.add(Topic.RECYCLE, text, node=name)
 
     def find(node: Node) -> Diagnosis | None:
         held = watch.diagnosis(node.name)
-        return None if held.verdict is Verdict.UNKNOWN else held
+        return None if held.verdict is Verdict.UNKNOWN and held.rss_bytes is None else held
 
     caring.keeper.find = find
+    caring.recycling.anew = watch.forget
     sampled = caring.canary.sampled
 
     def both(name: str, seconds: float) -> None:

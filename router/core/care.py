@@ -9,6 +9,7 @@ from typing import Protocol
 
 import msgspec
 
+from router.core.detectors import Evidence
 from router.core.node import Node
 from router.core.states import OUT, State
 
@@ -25,10 +26,12 @@ WELL = frozenset((State.READY, State.BUSY, State.DEGRADED))
 
 
 class Finding(Protocol):
-    """What is held of a node. Seconds and bytes; None is unknown."""
+    """What is held of a node, and the numbers that led to it. Seconds and bytes; None is unknown."""
 
     @property
     def verdict(self) -> str: ...
+    @property
+    def evidence(self) -> Sequence[Evidence]: ...
     @property
     def projected_limit_s(self) -> float | None: ...
     @property

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from router.core.robust import Point, median, settled, spread, trend
+from router.core.robust import Point, Shift, echo, median, settled, spread, trend
 from router.core.signals import NAN, Bin, Signals
 
 WARM_UP_H = 0.5
@@ -55,8 +55,8 @@ BESIDE_GROWTH = (0.01, 2.0)
 """Least drift that a trend confirms while memory grows, which is a reason for it."""
 HELD = (0.01, 1.5)
 """What is left of a drift that was told, for it to go on being told."""
-APART = 2.0
-"""It is said not to drift when so many times its noise on top leave it below the first one."""
+APART = 0.5
+"""It is said not to drift when it shows less than this share of what the first one does over `TREND_H`."""
 RELAY = (0.02, 2.0, 0.5)
 """The same for the relay, beside the node."""
 
@@ -219,6 +219,8 @@ class Speed(NamedTuple):
     sure: float
     fresh: float
     now: float
+    late: tuple[Shift, ...] = ()
+    """The shifts of the last `TREND_H`, one a bin."""
 
     @property
     def ratio(self) -> float:
@@ -253,7 +255,8 @@ def speed(bins: Sequence[Bin], channel: str, times: Times, *, alone: bool = Fals
     wander = _wander([(one[0], curve.shift(one)) for one in fresh], times.hour)
     noise = math.hypot(chance, wander, curve.doubt([one[1] for one, _ in recent]))
     now = median(one[2] for one, _ in recent)
-    return Speed(level, noise, trend([shift for _, (shift, _) in late]), now / math.exp(level), now)
+    sure = trend([shift for _, (shift, _) in late])
+    return Speed(level, noise, sure, now / math.exp(level), now, tuple((one[0], *shift) for one, shift in late))
 
 
 def _wander(base: Sequence[tuple[float, Point | None]], hour: float) -> float:
@@ -281,16 +284,25 @@ def drift(found: Speed | None, name: str, lead: Speed | None = None, beside: Bes
     slower = found.over(*MUCH_SLOWER) or (found.over(*least) and found.sure >= SURE)
     slower = slower or (beside.held and found.over(*HELD))
     told = Told.YES if slower else Told.NO
-    if lead is not None and not slower:
-        follows = found.over(*FOLLOWS[:2]) and found.level >= FOLLOWS[2] * lead.level
-        apart = found.level + APART * found.noise < lead.level
-        told = Told.YES if follows else Told.NO if apart else Told.UNKNOWN
-    evidence = (
+    evidence: tuple[Evidence, ...] = (
         Evidence(f"{name}_drift_ratio", found.ratio, "x", 1.0, "itself when fresh, at equal load"),
         Evidence(f"{name}_noise", found.noise, "share", None, "what chance and its own wander explain"),
         Evidence(name, found.now, "s", found.fresh, "itself when fresh, at equal load"),
     )
+    if lead is not None and not slower:
+        shown = echo(lead.late, found.late)
+        told = _follows(found, lead, shown)
+        if shown is not None:
+            what = "of the other measure's drift; with less it does not follow"
+            evidence += (Evidence(f"{name}_follows", shown, "share", APART, what),)
     return Finding(told, evidence, found.ratio - 1)
+
+
+def _follows(found: Speed, lead: Speed, shown: float | None) -> Told:
+    """Whether a measure drifts with one that does, showing so much of it."""
+    if shown is not None and shown < APART:
+        return Told.NO
+    return Told.YES if found.over(*FOLLOWS[:2]) and found.level >= FOLLOWS[2] * lead.level else Told.UNKNOWN
 
 
 def elsewhere(relay: Speed | None, node: Speed | None) -> Finding:

@@ -33,6 +33,10 @@ __all__ = ["Course", "Diagnosis", "Evidence", "Verdict", "diagnose"]
 
 CONFIRM_H = 0.25
 """How long a verdict has to stand before it counts."""
+DRIFT_H = 0.5
+"""The same for a slowdown that nothing else speaks for: an hour of bad luck looks like one."""
+LATELY_H = 0.5
+"""How old memory may be and still be what the node has; an agent that is gone must not have it recycled for ever."""
 FORGET_H = 2.0
 """How long nothing may be known before a verdict is dropped for that: an hour without calls mends nothing."""
 
@@ -92,6 +96,8 @@ TABLE: Sequence[Row] = (
 )
 """What the detectors have to say, and what that means. The first row that fits counts."""
 
+ALONE = frozenset((Verdict.PLACEMENT_OR_NOISE, Verdict.DECODE_DECAY))
+"""Verdicts that rest on speed alone; which of them it is may change while the slowdown stands."""
 ALARMS = frozenset(Verdict) - {Verdict.STEADY, Verdict.UNKNOWN, Verdict.OVERLOAD}
 """Verdicts that say something is wrong; overload is a matter of how much is asked."""
 
@@ -99,7 +105,8 @@ ALARMS = frozenset(Verdict) - {Verdict.STEADY, Verdict.UNKNOWN, Verdict.OVERLOAD
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """What is held of a node: the verdict, since when, and the numbers that led to it.
 
-    Times are of the clock of the samples. Ratios are now over fresh at equal load; None is unknown.
+    `began` is when the node last began, as far as is known. Times are of the clock of the samples. Ratios are now over
+    fresh at equal load; None is unknown. `rss_bytes` is what memory was known of last, None if that is long ago.
     `projected_limit_s` is how many seconds of growth as it is are left before memory reaches its limit; None when no
     memory grows, or no limit is known.
     """
@@ -107,6 +114,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     verdict: Verdict = Verdict.UNKNOWN
     since: float = 0.0
     at: float = 0.0
+    began: float = 0.0
     evidence: tuple[Evidence, ...] = ()
     found: Mapping[str, Told] = {}
     ttft_drift_ratio: float | None = None
@@ -142,18 +150,20 @@ def diagnose(signals: Signals, now: float, relay: Signals | None = None, held: H
     row, verdict = next(rows)
     rss = growth(bins, "rss_bytes", times)
     known = rss.told is not U or bool(rss.evidence)
+    has = signals.since("rss_bytes", max(times.began, now - LATELY_H * signals.hour_s))
     return Diagnosis(
         verdict=verdict,
         since=now,
         at=now,
+        began=times.began,
         evidence=_evidence(row, findings),
         found={name: findings[name].told for name in DETECTORS},
         ttft_drift_ratio=first.ratio if first else None,
         gap_drift_ratio=gap.ratio if gap else None,
         relay_drift_ratio=1 + findings["relay"].size if findings["relay"].evidence else None,
-        rss_bytes=signals.latest.get("rss_bytes"),
+        rss_bytes=has,
         rss_slope_bytes_per_hour=rss.size if known else None,
-        projected_limit_s=_left(rss, signals, held.limit_bytes),
+        projected_limit_s=_left(rss, has, held.limit_bytes),
     )
 
 
@@ -193,15 +203,14 @@ def _evidence(row: Mapping[str, Told], findings: Mapping[str, Finding]) -> tuple
     return tuple(one for name in order for one in findings[name].evidence)
 
 
-def _left(rss: Finding, signals: Signals, limit_bytes: float | None) -> float | None:
-    has = signals.latest.get("rss_bytes")
+def _left(rss: Finding, has: float | None, limit_bytes: float | None) -> float | None:
     if rss.told is not Y or rss.size <= 0 or limit_bytes is None or has is None:
         return None
     return max(0.0, limit_bytes - has) / rss.size * 3600
 
 
 class Course:
-    """The verdicts of one node over time."""
+    """The verdicts of one node over time. What was wrong before a restart is not held after it."""
 
     __slots__ = ("_candidate", "_candidate_since", "now")
 
@@ -222,15 +231,22 @@ class Course:
         fresh = diagnose(signals, now, relay, Held(limit_bytes=limit_bytes, drifting=drifting))
         if not self.now.at:
             self.now = msgspec.structs.replace(fresh, verdict=Verdict.UNKNOWN)
+        if self._alarmed and fresh.began > self.now.since:
+            self.now = msgspec.structs.replace(self.now, verdict=Verdict.UNKNOWN, since=fresh.began)
         if fresh.verdict is not self._candidate:
-            self._candidate, self._candidate_since = fresh.verdict, now
+            if not {fresh.verdict, self._candidate} <= ALONE or self.now.verdict in ALONE:
+                self._candidate_since = now
+            self._candidate = fresh.verdict
         if fresh.verdict is self.now.verdict:
             self.now = msgspec.structs.replace(fresh, since=self.now.since)
-        elif (
-            now - self._candidate_since
-            >= (CONFIRM_H if fresh.verdict is not Verdict.UNKNOWN else FORGET_H) * signals.hour_s
-        ):
+        elif now - self._candidate_since >= self._least_h(fresh.verdict) * signals.hour_s:
             self.now = msgspec.structs.replace(fresh, since=self._candidate_since)
         else:
             self.now = msgspec.structs.replace(fresh, verdict=self.now.verdict, since=self.now.since)
         return self.now
+
+    def _least_h(self, verdict: Verdict) -> float:
+        """How long a verdict has to stand in the place of what is held now."""
+        if verdict is Verdict.UNKNOWN:
+            return FORGET_H
+        return DRIFT_H if verdict in ALONE and self.now.verdict not in ALONE else CONFIRM_H

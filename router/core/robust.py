@@ -12,7 +12,12 @@ MOST_POINTS = 60
 OF_NORMAL = 1.4826
 """A median of distances, times this, is the standard deviation of a normal distribution."""
 
+SMOOTH = 9
+"""Neighbours whose mean is what a series is taken to be at one time."""
+
 Point = tuple[float, float]
+Shift = tuple[float, float, float]
+"""A time, a value then, and its noise."""
 
 
 def median(values: Iterable[float]) -> float:
@@ -83,3 +88,23 @@ def never_left(values: Sequence[float]) -> list[float]:
     for index in range(len(kept) - 2, -1, -1):
         kept[index] = min(kept[index], kept[index + 1])
     return kept
+
+
+def echo(lead: Sequence[Shift], other: Sequence[Shift]) -> float | None:
+    """How much of the rise of one series another shows: 1 all of it, 0 none; None when the first did not rise.
+
+    Both are held together where both are known. A time counts the more, the higher the first one stood around it, so
+    that most is learnt where following would show most; a value further than three of its noises beyond none of that
+    rise, or all of it, counts as if it were there.
+    """
+    beside = {at: (value, noise) for at, value, noise in other}
+    shown = whole = 0.0
+    for index, (at, rose, _) in enumerate(lead):
+        if at not in beside:
+            continue
+        around = lead[max(0, index - SMOOTH // 2) : index + SMOOTH // 2 + 1]
+        near = max(0.0, sum(value for _, value, _ in around) / len(around))
+        value, noise = beside[at]
+        shown += near / noise**2 * min(max(value, -3 * noise), near + 3 * noise)
+        whole += near / noise**2 * rose
+    return shown / whole if whole > 0 else None

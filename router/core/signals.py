@@ -188,7 +188,7 @@ class Ring:
 class Signals:
     """The rings of one node, or of the relay. `hour_s` shrinks every span of time, for tests that cannot wait."""
 
-    __slots__ = ("_at", "_before", "coarse", "fine", "hour_s", "latest")
+    __slots__ = ("_at", "_before", "_heard", "coarse", "fine", "hour_s", "latest")
 
     def __init__(self, hour_s: float = HOUR_S) -> None:
         self.hour_s = hour_s
@@ -198,6 +198,11 @@ class Signals:
         """The last known value of each channel, totals as they are."""
         self._at = -math.inf
         self._before: dict[str, float] = {}
+        self._heard: dict[str, float] = {}
+
+    def since(self, name: str, at: float) -> float | None:
+        """The last known value of a channel, unless it was known before `at` alone."""
+        return self.latest[name] if self._heard.get(name, -math.inf) >= at else None
 
     def add(self, sample: Sample) -> None:
         """Take in one sample."""
@@ -212,6 +217,7 @@ class Signals:
         if value is None or not math.isfinite(value):
             return NAN
         self.latest[name] = value
+        self._heard[name] = self._at
         if name not in TOTALS:
             return value
         before = self._before.get(name)

@@ -7,20 +7,28 @@ two of them can be compared. What goes to the relay goes through the corridor li
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from router.core.node import Node, State
+from router.core.robust import median, spread
 from router.errors import ProbeFailed
 from router.upstream.client import Client, Said
 from router.upstream.target import Target
 
-__all__ = ["PROMPT", "PROMPT_TOKENS", "Canary", "Taster", "payload"]
+__all__ = ["PROMPT", "PROMPT_TOKENS", "Band", "Canary", "Taster", "payload"]
 
 PROMPT = "Say yes."
 PROMPT_TOKENS = 12
 """About what the prompt comes to in any chat template."""
 TOOK_S = 60.0
 """A canary that takes longer tells nothing."""
+KEPT = 24
+"""Canaries of the relay that make its band: six hours of them, unless they are asked more or less often."""
+LEAST_SHOWN = 3
+"""Canaries below which there is no band."""
+OLD_S = 86400.0
+"""Canaries older than this say nothing of now."""
 ELSEWHERE = frozenset((400, 404, 405, 422, 501))
 """Statuses by which a server says that it does not chat."""
 
@@ -62,6 +70,28 @@ class Taster:
             raise ProbeFailed("the node is gone")
         headers = {"authorization": target.authorization.decode()} if target.authorization else None
         return await self._client.ask("POST", target.url(path), dict(body), headers=headers, timeout_s=timeout_s)
+
+
+class Band:
+    """What the relay's canaries took of late: at most the last `KEPT`, none older than `OLD_S`."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._kept: deque[tuple[float, float]] = deque(maxlen=KEPT)
+
+    def add(self, seconds: float) -> None:
+        """Take in one more."""
+        self._kept.append((self._clock(), seconds))
+
+    def clear(self) -> None:
+        """It was another relay's."""
+        self._kept.clear()
+
+    def shown(self) -> tuple[float, float] | None:
+        """The middle and the spread in seconds; None for fewer than `LEAST_SHOWN`."""
+        since = self._clock() - OLD_S
+        took = [seconds for at, seconds in self._kept if at >= since]
+        return (median(took), spread(took)) if len(took) >= LEAST_SHOWN else None
 
 
 class Canary:

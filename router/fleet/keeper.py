@@ -38,12 +38,11 @@ class Keeper:
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        every_s: float = EVERY_S,
     ) -> None:
         self.find: Callable[[Node], Finding | None] = _nothing
         self.recycling = recycling
         self._fleet = fleet
-        self._clock, self._sleep, self._every_s = clock, sleep, every_s
+        self._clock, self._sleep = clock, sleep
         self.due: dict[str, str] = {}
         """Why a node should be recycled, by name."""
         self._said: dict[str, str | None] = {}
@@ -52,13 +51,15 @@ class Keeper:
         """Until cancelled."""
         while True:
             self.look()
-            await self._sleep(self._every_s)
+            await self._sleep(EVERY_S)
 
     def look(self) -> None:
         """Act on what is held now."""
         for node in list(self._fleet.nodes):
             finding = self.find(node)
-            if finding is not None:
+            if finding is None:
+                self._clear(node.name)
+            else:
                 self._place(node, finding)
                 self._consider(node, finding)
         for name in self.due.keys() - self._fleet.by_name.keys():

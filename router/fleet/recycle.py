@@ -45,11 +45,16 @@ def _untold(name: str, text: str) -> None:
     """Nobody wants to know."""
 
 
+def _unheld(name: str) -> None:
+    """Nobody holds anything of a node."""
+
+
 class Recycling:
     """Drain, resume and recycle, by name. `run` it as a task: what was begun goes on there.
 
     `empty` takes batch back from a node, `changed` lets waiting calls ask, `relayed` are models a relay answers for,
-    `told` hears of every step. `care` and `hook` may be replaced.
+    `told` hears of every step, `anew` of a node that began anew, so that what was known of it holds no more. `care` and
+    `hook` may be replaced.
     """
 
     def __init__(
@@ -67,6 +72,7 @@ class Recycling:
         self.hook_s = 120.0
         self.relayed: Callable[[], Collection[str]] = _no_relay
         self.told: Callable[[str, str], None] = _untold
+        self.anew: Callable[[str], None] = _unheld
         self.records: dict[str, Record] = {}
         self._fleet, self._taster = fleet, taster
         self._empty, self._changed = empty, changed
@@ -193,6 +199,7 @@ class Recycling:
         await self._sleep(self.care.settle_s)
         await self._answers(node)
         if self._there(node):
+            self.anew(node.name)
             node.returned(self._clock(), "answered after its hook")
             self._changed()
         self._ended(node, DONE)

@@ -184,7 +184,7 @@ class Watch:
         return record.signals if record is not None else None
 
     def forget(self, node: str) -> None:
-        """A node is gone, and what is held of it."""
+        """A node is gone or begins anew, and what is held of it says nothing any more."""
         self._records.pop(node, None)
         self.trouble.pop(node, None)
 
@@ -208,7 +208,7 @@ class Watch:
         now = self._clock()
         for record in self._records.values():
             record.signals.add(record.sample(now))
-        relay = self._records[RELAY].signals
+        relay = self._records.setdefault(RELAY, Record(self._hour_s)).signals  # forgotten while agents were asked
         for name, record in list(self._records.items()):
             if name != RELAY and now - record.diagnosed_at >= DIAGNOSE_H * self._hour_s:
                 record.diagnosed_at = now

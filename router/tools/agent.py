@@ -1,6 +1,6 @@
 """`ebbtide agent`: a small exporter that runs beside an engine and tells the memory of its whole process tree.
 
-Rules: reading goes on by itself in a thread, every `EVERY_S`, and a scrape shows the last reading at once with its age,
+Rules: reading goes on by itself in a thread, again and again, and a scrape shows the last reading at once with its age,
 so neither many scrapes nor a system that hangs can hold anybody up. It serves numbers only: no command line, no name.
 """
 
@@ -28,7 +28,6 @@ from router.tools.trees import Chosen, Gpus, Reading, Tree
 
 __all__ = ["Agent", "run"]
 
-EVERY_S = 5.0
 CLIENTS = 32
 """Scrapes at once; more are told 503."""
 
@@ -50,7 +49,7 @@ GAUGES: tuple[tuple[str, str, Callable[[Reading], float | None]], ...] = (
 class Agent(Collector):
     """Reads a tree now and then and shows the last reading."""
 
-    def __init__(self, tree: Tree, *, every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, tree: Tree, *, every_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._tree = tree
         self._every_s = every_s
         self._clock = clock
@@ -108,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise SettingsError(f"--match is not a regular expression: {error}") from error
     tree = Tree(Chosen(pid=arguments.pid, match=match), gpus=Gpus.open())
     with _listen(arguments.host, arguments.port) as listener:
-        asyncio.run(serve(Agent(tree), listener))
+        asyncio.run(serve(Agent(tree, every_s=arguments.every), listener))
     return 0
 
 

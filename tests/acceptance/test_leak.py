@@ -1,111 +1,147 @@
-"""A leak from end to end: a real process grows, the router sees it coming, drains, restarts it and lets it in again.
+"""A leak from end to end: real processes grow, `ebbtide agent` tells it, the router drains, restarts and lets in again.
 
-Chat runs throughout and a batch beside it: no call fails, and each line is done once. What is held of the node is read
-from the process as an agent reads it; the node's answers are a fake's.
+Chat runs throughout and a batch beside it: no call fails, and each line is done once. Nothing is told to the router but
+by the agent: the findings are its own. The hook is a command that kills the tree, as an operator would write it, and
+something like an init system starts it again. The node's answers are a fake's.
 """
 
 import asyncio
 import os
 import signal
 import sys
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
+import pytest
+
+from router.fleet import keeper, watch
 from tests.fakes import FakeNode, Script
 from tests.jobs.desk import line, room
-from tests.rig import ask, chat, eventually, stream
-from tests.rig.recycling import Found, called, care, find, hook
+from tests.rig import ask, chat, entry, eventually, stream
+from tests.rig.recycling import called, care, hook
+from tests.rig.routers import free_port
 
 MIB = 2**20
-LIMIT = 96 * MIB
-LEAK = "import time\nkept = []\nwhile True:\n    kept.append(bytearray(b'x') * 2**20)\n    time.sleep(0.02)\n"
+LIMIT = 72 * MIB
+MOST_MIB = 900
+"""What the tree grows to if nobody ends it."""
+LEAK = """
+import os, sys, time
+if os.fork():
+    os.wait()
+else:
+    kept = []
+    for _ in range(int(sys.argv[2])):
+        kept.append(bytearray(b"x") * 2**20)
+        time.sleep(0.02)
+"""
+"""The child grows; the parent is what an operator knows by name."""
 
 
 class Engine:
-    """A process that leaks, with a node's face. `restarts` counts its lives after the first."""
+    """A process tree that leaks, with a node's face. It is started again whenever it ends; `lives` counts."""
 
-    def __init__(self, face: FakeNode) -> None:
-        self.face = face
-        self.process: asyncio.subprocess.Process | None = None
-        self.restarts = 0
+    def __init__(self, face: FakeNode, home: Path) -> None:
+        self.face, self.name, self.pid_file = face, f"ebbtide-leak-{os.getpid()}", home / "engine.pid"
+        self.lives = 0
+        self._process: asyncio.subprocess.Process | None = None
 
-    async def begin(self) -> None:
-        self.process = await asyncio.create_subprocess_exec(sys.executable, "-c", LEAK)
+    async def _begin(self) -> None:
+        command = [sys.executable, "-c", LEAK, self.name, str(MOST_MIB)]
+        self._process = await asyncio.create_subprocess_exec(*command, start_new_session=True)
+        self.pid_file.write_text(str(self._process.pid))
+        self.lives += 1
 
-    async def end(self) -> None:
-        process = self.process
-        if process is not None and process.returncode is None:
-            process.send_signal(signal.SIGKILL)
-            await process.wait()
+    async def _follow(self) -> None:
+        while self._process is not None:
+            await self._process.wait()
+            await self.face.down()
+            await self._begin()
+            await self.face.up()
 
-    def rss(self) -> int:
-        """Resident bytes of the process; 0 while there is none."""
-        if self.process is None or self.process.returncode is not None:
-            return 0
-        pages = int(Path(f"/proc/{self.process.pid}/statm").read_text().split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
-
-    async def restart(self) -> None:
-        await self.face.down()
-        await self.end()
-        await self.begin()
-        await self.face.up()
-        self.restarts += 1
+    @asynccontextmanager
+    async def living(self) -> AsyncIterator[None]:
+        """While the block lasts."""
+        await self._begin()
+        task = asyncio.create_task(self._follow(), name="fake-init")
+        try:
+            yield
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            assert self._process is not None
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            await self._process.wait()
 
 
 @asynccontextmanager
-async def living(engine: Engine, log: Path):
-    """The engine, restarted whenever its hook is called."""
-
-    async def follow() -> None:
-        while True:
-            if len(called(log)) > engine.restarts:
-                await engine.restart()
-            await asyncio.sleep(0.02)
-
-    await engine.begin()
-    task = asyncio.create_task(follow(), name="fake-restarts")
+async def agent(match: str) -> AsyncIterator[str]:
+    """`ebbtide agent` for processes of that name: where it listens."""
+    port = free_port()
+    command = ["-m", "router", "agent", "--match", match, "--port", str(port), "--every", "0.08"]
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
+    assert b"agent on" in await process.stderr.readline()
     try:
-        yield
+        yield f"http://127.0.0.1:{port}"
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await engine.end()
+        process.terminate()
+        await process.communicate()
 
 
-async def test_a_leaking_node_is_restarted_and_nobody_notices(rig, tmp_path):
+LIMITED = {"rss_limit_bytes": LIMIT}
+AHEAD = {"before_limit_s": 86400}
+"""Long before the memory of whatever machine this is ends; growth alone is the reason."""
+
+
+@pytest.mark.parametrize(
+    ("due", "hour_s", "why"),
+    [(LIMITED, 3600.0, "the limit is"), (AHEAD, 0.6, "its memory grows and reaches its limit in")],
+    ids=["over its limit", "foreseen"],
+)
+async def test_a_leaking_node_is_restarted_and_nobody_notices(rig, tmp_path, monkeypatch, due, hour_s, why):
+    """`hour_s` is how long an hour is to who judges growth, which takes five of them."""
+    for module, name, value in (
+        (watch, "SAMPLE_S", 0.08),
+        (watch, "DIAGNOSE_H", 0.4 / hour_s),
+        (keeper, "EVERY_S", 0.1),
+    ):
+        monkeypatch.setattr(module, name, value)
     log = tmp_path / "hook.log"
     leaky, other = await rig.node(script=Script(n=5, gap=0.02)), await rig.node(script=Script(n=5, gap=0.02))
-    engine = Engine(leaky)
-    app = await rig.router(**care(log, command=hook(log), enabled=True, rss_limit_bytes=LIMIT, cooldown_s=60))
-    keeper, statuses, stop = app.inside.caring.keeper, [], asyncio.Event()
-    keeper._every_s = 0.1
-    states: list[str] = []
-    app.node("n1").moved = lambda node, _: states.append(str(node.state))
+    engine = Engine(leaky, tmp_path)
+    kill = hook(log, f"kill -9 -$(cat {engine.pid_file})")
+    statuses, during, stop, states, drained_for = [], set(), asyncio.Event(), [], []
 
-    async def load() -> None:
+    async def load(app) -> None:
         while not stop.is_set():
             reply = await ask(app.port, stream() if len(statuses) % 2 else chat())
             statuses.append((reply.status, reply.clean))
+            during.add(str(app.node("n1").state))
 
-    async def look() -> None:
-        while not stop.is_set():
-            find(app, n1=Found("memory_growth", rss_bytes=engine.rss()))
-            keeper.look()
-            await asyncio.sleep(0.05)
-
-    async with living(engine, log), room(app, tmp_path) as desk, asyncio.TaskGroup() as group:
-        for work in (load(), load(), load(), look()):
-            group.create_task(work)
-        batch = await desk.submit([line(number) for number in range(60)])
-        await eventually(lambda: "draining" in states, within=20)
-        await eventually(lambda: states[-1:] == ["ready"], within=20)
-        assert engine.rss() < LIMIT, "the restart ended the growth"
-        stop.set()
-        results = await desk.drained(batch, within=20)
+    async with agent(engine.name) as url:
+        app = await rig.router(
+            entry(leaky, agent=url), other, **care(log, command=kill, enabled=True, cooldown_s=60, settle_s=0.6, **due)
+        )
+        app.inside.watch._hour_s = hour_s
+        app.inside.watch.forget("n1")
+        app.node("n1").moved = lambda node, _: (states.append(str(node.state)), drained_for.append(node.cause))
+        async with engine.living(), room(app, tmp_path) as desk, asyncio.TaskGroup() as group:
+            for _ in range(3):
+                group.create_task(load(app))
+            batch = await desk.submit([line(number) for number in range(60)])
+            await eventually(lambda: "draining" in states, within=25)
+            await eventually(lambda: states[-1:] == ["ready"], within=20)
+            again = await eventually(lambda: app.inside.watch.diagnosis("n1").rss_bytes, within=5)
+            stop.set()
+            results = await desk.drained(batch, within=20)
     assert states == ["draining", "recycling", "probation", "ready"]
-    assert (engine.restarts, called(log)) == (1, ["n1"])
+    assert why in drained_for[0]
+    assert (engine.lives, called(log)) == (2, ["n1"])
+    assert 0 < again < LIMIT, "what is known is of the new processes"
     assert set(statuses) == {(200, True)}
-    assert len(statuses) > 10
+    assert {"ready", "recycling"} <= during, "calls went on all the while"
     assert (results.ids, results.errors) == ({f"r{number}" for number in range(60)}, {})
     assert other.accepted

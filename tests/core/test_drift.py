@@ -34,6 +34,16 @@ def test_the_verdict_is_right_within_six_hours(name):
     assert last.evidence
 
 
+def test_tokens_that_slow_down_alone_are_told_from_a_node_that_does():
+    """First tokens are too noisy to say within hours that they stood still; whether they follow shows sooner."""
+    told = dict.fromkeys(("decode_decay", "placement_or_noise"), 0)
+    for name in told:
+        for seed in range(20, 25):
+            *_, last = verdicts(replace(FAULTS[name], seed=seed, hours=37.1), since_h=34, every_min=20)
+            told[name] += last.verdict == name
+    assert min(told.values()) >= 4
+
+
 @pytest.mark.parametrize("seed", [3, 4])
 def test_other_nodes_decay_like_the_first(seed):
     held = after_onset(replace(DECAY, seed=seed))
@@ -62,14 +72,26 @@ def test_load_alone_is_no_fault(day):
 
 
 def test_a_restart_begins_anew():
-    signals = Signals()
+    signals, course = Signals(), Course()
     for node, _ in samples(replace(DECAY, hours=48, seed=1)):
         signals.add(node)
     assert diagnose(signals, 48 * HOUR).verdict is Verdict.MEMORY_GROWTH_WITH_DRIFT
+    for hours in (47.9, 48.2):
+        held = course.judge(signals, hours * HOUR)
+    assert held.verdict is Verdict.MEMORY_GROWTH_WITH_DRIFT
     signals.add(Sample(at=48 * HOUR, restarts=1, rss_bytes=2**30))
     signals.add(Sample(at=48.5 * HOUR, restarts=1, rss_bytes=2**30))
     assert began(signals.coarse.bins()) == 48 * HOUR
     assert diagnose(signals, 48.5 * HOUR).verdict is Verdict.UNKNOWN
+    held = course.judge(signals, 48.5 * HOUR)
+    assert (held.verdict, held.rss_bytes) == (Verdict.UNKNOWN, 2**30), "at once: it is another process"
+
+
+def test_memory_that_was_known_long_ago_is_not_what_a_node_has():
+    signals = Signals()
+    signals.add(Sample(at=0.0, rss_bytes=2e9))
+    assert diagnose(signals, 0.4 * HOUR).rss_bytes == 2e9
+    assert diagnose(signals, 0.6 * HOUR).rss_bytes is None
 
 
 def test_a_fall_of_memory_tells_a_restart_where_none_is_told():

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.robust import median, never_left, settled, slope, spread, thinned, trend
+from router.core.robust import echo, median, never_left, settled, slope, spread, thinned, trend
 from router.core.signals import Bin, Ring, Sample, Signals
 
 
@@ -92,3 +92,14 @@ def test_a_trend_is_a_trend():
     assert trend([float(at) for at in range(36)]) > 7
     assert trend([1.0] * 36) == 0
     assert trend([float(at % 2) for at in range(36)]) < 1
+
+
+def test_how_much_of_a_rise_another_series_shows():
+    rise = [(float(at), at / 10, 0.1) for at in range(36)]
+    assert echo(rise, rise) == pytest.approx(1, abs=0.02)
+    assert echo(rise, [(at, value / 4, 0.1) for at, value, _ in rise]) == pytest.approx(0.25, abs=0.02)
+    assert echo(rise, [(at, 0.0, 0.1) for at, _, _ in rise[::3]]) == pytest.approx(0, abs=1e-9), "where both are known"
+    odd = [(at, 100.0 if at == 35 else 0.0, 0.1) for at, _, _ in rise]
+    assert echo(rise, odd) < 0.1, "one odd value says little"
+    assert echo(rise, [(at + 0.5, value, 0.1) for at, value, _ in rise]) is None
+    assert echo([(at, -value, 0.1) for at, value, _ in rise], rise) is None, "the first did not rise"

@@ -6,7 +6,9 @@ import json
 import pytest
 
 from router.errors import SettingsError
+from router.fleet.canary import KEPT, OLD_S, Band
 from tests.fakes import Script
+from tests.http.test_dashboard import listening
 from tests.rig import ask, chat, entry, eventually, relay_entry, running_app
 from tests.rig.recycling import act
 
@@ -63,6 +65,65 @@ async def test_canaries_need_a_relay(rig):
     with pytest.raises(SettingsError, match="compare nodes with a relay"):
         async with running_app({"nodes": [entry(node)], "care": {"canary": {"enabled": True}}}):
             pass
+
+
+# the relay's band
+
+
+async def told_of_relay(feed, wanted):
+    """What the dashboard tells of the relay, once it is wanted."""
+    async with asyncio.timeout(8):
+        told = (await feed.next("snapshot"))["state"]["relay"]
+        while not wanted(told):
+            told = (await feed.next("change")).get("set", {}).get("relay", told)
+    return told
+
+
+async def test_the_dashboard_shows_the_relays_band_once_canaries_ran(rig):
+    await rig.node()
+    relay = await rig.relay(script=Script(ttft=0.2))
+    app = await rig.router(relay=relay, care={"canary": {**QUICK, "every_s": 60}})
+    async with listening(app.port) as feed:
+        told = await told_of_relay(feed, lambda told: told["canary"] is not None)
+    assert 0.2 <= told["canary"]["ttft_s"] < 2
+    assert 0 <= told["canary"]["spread_s"] < 0.5
+    assert relay.accepted >= 3
+    app.inside.caring.canary.enabled = False
+    async with listening(app.port) as feed:
+        assert (await told_of_relay(feed, lambda told: True))["canary"] is None, "nobody asks any more"
+
+
+async def test_another_relay_begins_a_new_band(rig):
+    node, first, second = await rig.node(), await rig.relay(), await rig.relay()
+    canary = {"canary": {**QUICK, "enabled": False}}
+    app = await rig.router(node, relay=first, care=canary)
+    inside = app.inside
+    for _ in range(3):
+        inside.caring.canary.sampled("relay", 0.2)
+    await inside.watch.step()
+    assert "ttft_s" in inside.watch.signals("relay").latest
+    assert inside.caring.band.shown() == (0.2, 0.0)
+    to = {"nodes": [entry(node)], "relay": relay_entry(second, api_key=second.requires_key), "care": canary}
+    await app.reload(to)
+    assert inside.caring.band.shown() is None
+    await inside.watch.step()
+    assert "ttft_s" not in inside.watch.signals("relay").latest, "what the other one took says nothing of this one"
+
+
+def test_the_band_is_of_late():
+    now = [0.0]
+    band = Band(lambda: now[0])
+    for seconds in (9.0, 9.0):
+        band.add(seconds)
+    assert band.shown() is None
+    for seconds in (0.2, 0.3, 0.4) * 8:
+        band.add(seconds)
+    assert band.shown() == (pytest.approx(0.3), pytest.approx(0.148, abs=0.001)), f"the last {KEPT} alone"
+    now[0] = OLD_S + 1
+    assert band.shown() is None
+    band.add(0.2)
+    band.clear()
+    assert band.shown() is None
 
 
 # hooks that are calls

@@ -227,7 +227,6 @@ async def test_two_nodes_that_leak_at_once_go_one_after_the_other(rig, log):
     for node in app.nodes:
         node.moved = lambda _node, _before: out.append(sum(state(app, n) in ("draining", "recycling") for n in names))
     names = [node.name for node in nodes]
-    app.inside.caring.keeper._every_s = 0.05
     async with restarting(log, *nodes):
         find(app, n1=LEAKING, n2=LEAKING)
         app.inside.caring.keeper.look()
@@ -259,6 +258,9 @@ async def test_a_dry_run_says_what_it_would_do_and_does_nothing(rig, log, caplog
     row = (await ask(app.port, path="/admin/nodes/n1", method="GET")).json
     assert "reaches its limit in 10 minutes" in row["recycle_due"]
     assert row["diagnosis"]["verdict"] == "memory_growth"
+    assert row["diagnosis"]["evidence"] == [
+        {"name": "rss_bytes_slope", "value": 2**30, "unit": "bytes/h", "against": 0, "what": "flat"}
+    ]
     find(app, n1=Found())
     app.inside.caring.keeper.look()
     assert (await app.metrics())['ebbtide_node_recycle_due{node="n1"}'] == 0

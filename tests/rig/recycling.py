@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from router.core.detectors import Evidence
 from tests.fakes import FakeNode
 from tests.rig.client import Reply, ask
 from tests.rig.routers import App
@@ -21,9 +22,11 @@ class Found:
     verdict: str = "steady"
     projected_limit_s: float | None = None
     rss_bytes: float | None = None
+    evidence: tuple[Evidence, ...] = ()
 
 
-LEAKING = Found("memory_growth", 600.0, 3 * 2**30)
+SLOPE = Evidence("rss_bytes_slope", 2.0**30, "bytes/h", 0.0, "flat")
+LEAKING = Found("memory_growth", 600.0, 3 * 2**30, (SLOPE,))
 SLOWER = Found("memory_growth_with_drift")
 
 

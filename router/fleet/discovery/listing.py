@@ -16,10 +16,11 @@ from router.upstream.target import Target
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """One node as it is told of: what is said of it, and how to reach it."""
+    """One node as it is told of: what is said of it, how to reach it, and where an agent beside it tells its memory."""
 
     spec: Spec
     target: Target
+    agent: str | None = None
 
 
 Hear = Callable[[Sequence[Listed] | DiscoveryFailed], None]
