@@ -124,7 +124,8 @@ class Budget:
     `tokens` and `sequences` are capacities, None where the node does not tell. `reserve` is the share (0 to 1) of each
     that batch leaves to interactive calls; of a capacity of one sequence nothing can be kept. `chats` counts
     interactive permits, `reading` those of them in prefill and `unread` their prompt tokens; `prefilling` counts
-    permits of any workload in prefill. `batch` are the batch permits, oldest first.
+    permits of any workload in prefill and `lengths` their prompt tokens by length class (a power of two). `batch` are
+    the batch permits, oldest first.
     """
 
     __slots__ = (
@@ -134,6 +135,7 @@ class Budget:
         "batch",
         "chats",
         "foreign",
+        "lengths",
         "prefilling",
         "reading",
         "reserve",
@@ -149,6 +151,7 @@ class Budget:
         self.foreign = Room(0, 0)
         self.batch: dict[Permit, None] = {}
         self.chats = self.reading = self.unread = self.prefilling = 0
+        self.lengths: dict[int, int] = {}
         self._permits: set[Permit] = set()
         self._held = {workload: [0, 0] for workload in Workload}
         self._all = [0, 0]
@@ -216,12 +219,15 @@ class Budget:
     # What permits tell
 
     def _add(self, permit: Permit) -> None:
+        tokens, lengths = permit.prompt_tokens, self.lengths
+        length = tokens.bit_length()
         self._permits.add(permit)
         self.prefilling += 1
+        lengths[length] = lengths.get(length, 0) + tokens
         if permit.workload is Workload.INTERACTIVE:
             self.chats += 1
             self.reading += 1
-            self.unread += permit.prompt_tokens
+            self.unread += tokens
         else:
             self.batch[permit] = None
         self._count(permit, +1)
@@ -238,6 +244,7 @@ class Budget:
 
     def _spoke(self, permit: Permit) -> None:
         self.prefilling -= 1
+        self.lengths[permit.prompt_tokens.bit_length()] -= permit.prompt_tokens
         if permit.workload is Workload.INTERACTIVE:
             self.reading -= 1
             self.unread -= permit.prompt_tokens

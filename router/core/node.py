@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from router.core.budget import Budget, Permit, Phase, Room
+from router.core.budget import Budget, Permit, Room
 from router.core.call import Call, Workload
 from router.core.pace import GAP, OBJECTIVE, Pace, Past
 from router.core.packing import Bearing
@@ -233,12 +233,15 @@ class Node(Standing):
 
         Where others queue in the engine, or it does not tell how much it takes, nobody can know.
         """
-        budget = self.budget
-        if not budget.told or self.load.waiting or budget.foreign.sequences:
+        budget, seconds = self.budget, 0.0
+        if not (budget.told and budget.prefilling) or self.load.waiting or budget.foreign.sequences:
             return None
-        slowest = [self.pace.slowest_s(one.prompt_tokens) for one in budget if one.phase is Phase.PREFILL]
-        known = [seconds for seconds in slowest if seconds is not None]
-        return EXPECTED * self.stretch * sum(known) if known and len(known) == len(slowest) else None
+        for length, tokens in budget.lengths.items():
+            worst = self.pace.worst(length)
+            if worst is None:
+                return None
+            seconds += worst * tokens
+        return EXPECTED * self.stretch * seconds
 
     def seen(self, facts: Facts, load: Load, now: float, *, held: int = 0) -> None:
         """Take in a look that answered. `held` is how many sequences of ours ran when it set out."""
