@@ -17,7 +17,7 @@ from types import TracebackType
 
 import msgspec
 
-from router.core.call import Call, Workload
+from router.core.call import BATCH, INTERACTIVE, Call, Workload
 from router.core.pace import Past
 
 
@@ -171,7 +171,7 @@ class Budget:
 
     def chatting(self) -> Iterator[Permit]:
         """The interactive permits."""
-        return (permit for permit in self._permits if permit.workload is Workload.INTERACTIVE)
+        return (permit for permit in self._permits if permit.workload is INTERACTIVE)
 
     def clamp(self, room: Room) -> Room:
         """The room a call takes at most: a node never gives one call more than it has."""
@@ -187,8 +187,8 @@ class Budget:
         """Whether a call of that room may start now, or once the room `without` of batch is free."""
         room = self.clamp(room)
         tokens, sequences = self._all
-        foreign, batch = self.foreign, self._held[Workload.BATCH]
-        reserve = self.reserve if workload is Workload.BATCH else 0.0
+        foreign, batch = self.foreign, self._held[BATCH]
+        reserve = self.reserve if workload is BATCH else 0.0
         return _fits(room.tokens, tokens + foreign.tokens - without.tokens, batch[0], self.tokens, reserve) and _fits(
             room.sequences, sequences + foreign.sequences - without.sequences, batch[1], self.sequences, reserve
         )
@@ -224,7 +224,7 @@ class Budget:
         self._permits.add(permit)
         self.prefilling += 1
         lengths[length] = lengths.get(length, 0) + tokens
-        if permit.workload is Workload.INTERACTIVE:
+        if permit.workload is INTERACTIVE:
             self.chats += 1
             self.reading += 1
             self.unread += tokens
@@ -236,7 +236,7 @@ class Budget:
         self._permits.discard(permit)
         if permit.spoke_at is None:
             self._spoke(permit)
-        if permit.workload is Workload.INTERACTIVE:
+        if permit.workload is INTERACTIVE:
             self.chats -= 1
         else:
             del self.batch[permit]
@@ -245,7 +245,7 @@ class Budget:
     def _spoke(self, permit: Permit) -> None:
         self.prefilling -= 1
         self.lengths[permit.prompt_tokens.bit_length()] -= permit.prompt_tokens
-        if permit.workload is Workload.INTERACTIVE:
+        if permit.workload is INTERACTIVE:
             self.reading -= 1
             self.unread -= permit.prompt_tokens
 
