@@ -8,6 +8,7 @@ left, patience, the relay, and the reason to refuse.
 What batch may do on a node that chat uses is said in `yielding`, how many nodes chat is packed on in `packing`.
 """
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 
@@ -360,12 +361,13 @@ def _best(nodes: Sequence[Node], turn: int) -> Node:
     count = len(nodes)
     if count == 1:
         return nodes[0]
-    comparable = all(node.budget.told for node in nodes)
-    burdens = [
-        (_burden(node, comparable=comparable), node.budget.running(), (index - turn) % count, index)
-        for index, node in enumerate(nodes)
-    ]
-    return nodes[min(burdens)[3]]
+    comparable = all([node.budget.told for node in nodes])
+    best, least = nodes[0], (math.inf, 0, 0)
+    for index, node in enumerate(nodes):
+        burden = (_burden(node, comparable=comparable), node.budget.running(), (index - turn) % count)
+        if burden < least:
+            best, least = node, burden
+    return best
 
 
 def _burden(node: Node, *, comparable: bool) -> float:
