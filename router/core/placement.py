@@ -361,7 +361,7 @@ def _best(nodes: Sequence[Node], turn: int) -> Node:
     count = len(nodes)
     if count == 1:
         return nodes[0]
-    comparable = all([node.budget.told for node in nodes])
+    comparable = all(node.budget.told for node in nodes)
     best, least = nodes[0], (math.inf, 0, 0)
     for index, node in enumerate(nodes):
         burden = (_burden(node, comparable=comparable), node.budget.running(), (index - turn) % count)
