@@ -189,8 +189,10 @@ class Budget:
         tokens, sequences = self._all
         foreign, batch = self.foreign, self._held[BATCH]
         reserve = self.reserve if workload is BATCH else 0.0
-        return _fits(room.tokens, tokens + foreign.tokens - without.tokens, batch[0], self.tokens, reserve) and _fits(
-            room.sequences, sequences + foreign.sequences - without.sequences, batch[1], self.sequences, reserve
+        tokens += foreign.tokens - without.tokens
+        sequences += foreign.sequences - without.sequences
+        return (self.tokens is None or _fits(room.tokens, tokens, batch[0], self.tokens, reserve)) and (
+            self.sequences is None or _fits(room.sequences, sequences, batch[1], self.sequences, reserve)
         )
 
     def hold(self, room: Room, workload: Workload, *, prompt_tokens: int = 0, now: float = 0.0) -> Permit:
@@ -264,9 +266,7 @@ def kept_back(capacity: int, reserve: float) -> int:
     return min(capacity - 1, -int(-capacity * reserve // 1)) if reserve else 0
 
 
-def _fits(need: int, taken: int, batch: int, capacity: int | None, reserve: float) -> bool:
-    if capacity is None:
-        return True
+def _fits(need: int, taken: int, batch: int, capacity: int, reserve: float) -> bool:
     if taken + need > capacity:
         return False
     if not reserve:
