@@ -55,15 +55,12 @@ class Asked(msgspec.Struct):
 
 
 class Size(msgspec.Struct, kw_only=True, gc=False):
-    """Tokens of one request.
+    """Tokens of one request, as the model's own would have it.
 
-    `counted` with our vocabulary, `exact` unless it is a guess; the rest as the model's own would have it: `prompt` of
-    all prompts, `each` of one, `least` what the longest surely has and `upper` what it hardly exceeds; `output` of one
-    sequence, at most.
+    `prompt` of all prompts, `each` of one, `least` what the longest surely has and `upper` what it hardly exceeds;
+    `output` of one sequence, at most.
     """
 
-    counted: int
-    exact: bool
     prompt: int
     each: int
     least: int
@@ -140,7 +137,10 @@ class Completions:
         endpoint, caller, heading = asked.endpoint, asked.caller, asked.heading
         stateful = endpoint.protocol is Protocol.RESPONSES
         earlier = self._house.owners.earlier(caller, body) if stateful else None
-        size = await self._size(endpoint, body, 0 if earlier is None else earlier.tokens)
+        counted, exact = self._guessed(endpoint, body), False
+        if counted is None:
+            counted, exact = await self._counted(body)
+        size = self._size(endpoint, body, counted, 0 if earlier is None else earlier.tokens)
         workload, reason = self._workload(asked, body, size.each)
         return Call(
             id=asked.id,
@@ -154,7 +154,7 @@ class Completions:
             caller=caller.name,
             stream=body.stream,
             sequences=0 if endpoint.path in _FREE else body.sequences,
-            counted=size.counted if size.exact and earlier is None else 0,
+            counted=counted if exact and earlier is None else 0,
             least_tokens=size.least,
             context_tokens=size.upper,
             asked=body.max_output,
@@ -178,26 +178,29 @@ class Completions:
             interactive_context=self._house.fleet.interactive_context(body.model),
         )
 
-    async def _size(self, endpoint: Endpoint, body: Body, hidden: int) -> Size:
-        """Measure a body. `hidden` are tokens of the conversation it goes on with, which its node keeps."""
-        house = self._house
-        shortest = house.fleet.shortest_context(body.model)
-        long_prompt = house.terms.long_prompt_tokens
-        decide_at = long_prompt if shortest is None else min(long_prompt, shortest)
-        tokens, exact = house.tokens, False
+    def _guessed(self, endpoint: Endpoint, body: Body) -> int | None:
+        """Tokens of a body where a guess will do, else None."""
         if endpoint.path in _FREE:
-            counted = 0
-        elif tokens.guesses(body, decide_at=decide_at):
-            counted = body.guess
-        else:
-            counted = await tokens.count(body, decide_at=decide_at)
-            exact = tokens.teaches(body, decide_at=decide_at)
-        estimate = house.estimates.of(body.model)
+            return 0
+        return body.guess if self._house.tokens.guesses(body, decide_at=self._decide_at(body)) else None
+
+    async def _counted(self, body: Body) -> tuple[int, bool]:
+        """Tokens of a body, and whether they are worth comparing with a node's count."""
+        tokens, decide_at = self._house.tokens, self._decide_at(body)
+        counted = await tokens.count(body, decide_at=decide_at)
+        return counted, tokens.teaches(body, decide_at=decide_at)
+
+    def _decide_at(self, body: Body) -> int:
+        """The smallest number of tokens at which a count changes what is done."""
+        shortest, long_prompt = self._house.fleet.shortest_context(body.model), self._house.terms.long_prompt_tokens
+        return long_prompt if shortest is None or shortest > long_prompt else shortest
+
+    def _size(self, endpoint: Endpoint, body: Body, counted: int, hidden: int) -> Size:
+        """Measure a body. `hidden` are tokens of the conversation it goes on with, which its node keeps."""
+        estimate = self._house.estimates.of(body.model)
         prompts = max(1, body.content.prompts)
         prompt = estimate.prompt(counted) + hidden
         return Size(
-            counted=counted,
-            exact=exact,
             prompt=prompt,
             each=prompt // prompts,
             least=_least(body, prompt),

@@ -17,7 +17,7 @@ from types import TracebackType
 
 import msgspec
 
-from router.core.call import Call, Workload
+from router.core.call import BATCH, INTERACTIVE, Call, Workload
 from router.core.pace import Past
 
 
@@ -124,7 +124,8 @@ class Budget:
     `tokens` and `sequences` are capacities, None where the node does not tell. `reserve` is the share (0 to 1) of each
     that batch leaves to interactive calls; of a capacity of one sequence nothing can be kept. `chats` counts
     interactive permits, `reading` those of them in prefill and `unread` their prompt tokens; `prefilling` counts
-    permits of any workload in prefill. `batch` are the batch permits, oldest first.
+    permits of any workload in prefill and `lengths` their prompt tokens by length class (a power of two). `batch` are
+    the batch permits, oldest first.
     """
 
     __slots__ = (
@@ -134,6 +135,7 @@ class Budget:
         "batch",
         "chats",
         "foreign",
+        "lengths",
         "prefilling",
         "reading",
         "reserve",
@@ -149,6 +151,7 @@ class Budget:
         self.foreign = Room(0, 0)
         self.batch: dict[Permit, None] = {}
         self.chats = self.reading = self.unread = self.prefilling = 0
+        self.lengths: dict[int, int] = {}
         self._permits: set[Permit] = set()
         self._held = {workload: [0, 0] for workload in Workload}
         self._all = [0, 0]
@@ -168,7 +171,7 @@ class Budget:
 
     def chatting(self) -> Iterator[Permit]:
         """The interactive permits."""
-        return (permit for permit in self._permits if permit.workload is Workload.INTERACTIVE)
+        return (permit for permit in self._permits if permit.workload is INTERACTIVE)
 
     def clamp(self, room: Room) -> Room:
         """The room a call takes at most: a node never gives one call more than it has."""
@@ -184,10 +187,12 @@ class Budget:
         """Whether a call of that room may start now, or once the room `without` of batch is free."""
         room = self.clamp(room)
         tokens, sequences = self._all
-        foreign, batch = self.foreign, self._held[Workload.BATCH]
-        reserve = self.reserve if workload is Workload.BATCH else 0.0
-        return _fits(room.tokens, tokens + foreign.tokens - without.tokens, batch[0], self.tokens, reserve) and _fits(
-            room.sequences, sequences + foreign.sequences - without.sequences, batch[1], self.sequences, reserve
+        foreign, batch = self.foreign, self._held[BATCH]
+        reserve = self.reserve if workload is BATCH else 0.0
+        tokens += foreign.tokens - without.tokens
+        sequences += foreign.sequences - without.sequences
+        return (self.tokens is None or _fits(room.tokens, tokens, batch[0], self.tokens, reserve)) and (
+            self.sequences is None or _fits(room.sequences, sequences, batch[1], self.sequences, reserve)
         )
 
     def hold(self, room: Room, workload: Workload, *, prompt_tokens: int = 0, now: float = 0.0) -> Permit:
@@ -216,12 +221,15 @@ class Budget:
     # What permits tell
 
     def _add(self, permit: Permit) -> None:
+        tokens, lengths = permit.prompt_tokens, self.lengths
+        length = tokens.bit_length()
         self._permits.add(permit)
         self.prefilling += 1
-        if permit.workload is Workload.INTERACTIVE:
+        lengths[length] = lengths.get(length, 0) + tokens
+        if permit.workload is INTERACTIVE:
             self.chats += 1
             self.reading += 1
-            self.unread += permit.prompt_tokens
+            self.unread += tokens
         else:
             self.batch[permit] = None
         self._count(permit, +1)
@@ -230,7 +238,7 @@ class Budget:
         self._permits.discard(permit)
         if permit.spoke_at is None:
             self._spoke(permit)
-        if permit.workload is Workload.INTERACTIVE:
+        if permit.workload is INTERACTIVE:
             self.chats -= 1
         else:
             del self.batch[permit]
@@ -238,7 +246,8 @@ class Budget:
 
     def _spoke(self, permit: Permit) -> None:
         self.prefilling -= 1
-        if permit.workload is Workload.INTERACTIVE:
+        self.lengths[permit.prompt_tokens.bit_length()] -= permit.prompt_tokens
+        if permit.workload is INTERACTIVE:
             self.reading -= 1
             self.unread -= permit.prompt_tokens
 
@@ -257,9 +266,7 @@ def kept_back(capacity: int, reserve: float) -> int:
     return min(capacity - 1, -int(-capacity * reserve // 1)) if reserve else 0
 
 
-def _fits(need: int, taken: int, batch: int, capacity: int | None, reserve: float) -> bool:
-    if capacity is None:
-        return True
+def _fits(need: int, taken: int, batch: int, capacity: int, reserve: float) -> bool:
     if taken + need > capacity:
         return False
     if not reserve:

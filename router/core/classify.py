@@ -14,7 +14,7 @@
 """
 
 from router.core.body import Body
-from router.core.call import Reason, Workload
+from router.core.call import INTERACTIVE, Reason, Workload
 from router.errors import BadRequest
 
 __all__ = ["HEADER", "classify", "told"]
@@ -52,7 +52,7 @@ def classify(  # noqa: PLR0913  # one keyword for each sign
         return Workload.BATCH, Reason.SIZE
     if interactive_context is not None and prompt_tokens >= interactive_context:
         return Workload.BATCH, Reason.CONTEXT
-    return Workload.INTERACTIVE, Reason.STREAM if body.stream else Reason.DEFAULT
+    return INTERACTIVE, Reason.STREAM if body.stream else Reason.DEFAULT
 
 
 def told(*, header: str | None, key_class: Workload | None, job: bool, body: Body) -> tuple[Workload, Reason] | None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import msgspec
 
-from router.core.budget import Budget, Permit, Phase, Room
-from router.core.call import Call, Workload
+from router.core.budget import Budget, Permit, Room
+from router.core.call import BATCH, INTERACTIVE, Call, Workload
 from router.core.pace import GAP, OBJECTIVE, Pace, Past
 from router.core.packing import Bearing
 from router.core.standing import LONG_AGO, Standing
@@ -172,11 +172,11 @@ class Node(Standing):
         """Take room for a call, for the `with` block of the permit."""
         permit = self.budget.hold(self.room_for(call), call.workload, prompt_tokens=call.prompt_tokens, now=now)
         permit.past, permit.call = past, call
-        if call.workload is Workload.BATCH and self.budget.chats:
+        if call.workload is BATCH and self.budget.chats:
             read_s = self.pace.left_s(call.prompt_tokens, past) or 0.0
             for chat in self.budget.chatting():
                 chat.stalled_s += read_s
-        if call.workload is Workload.INTERACTIVE:
+        if call.workload is INTERACTIVE:
             self.pace.chat_came(now)
         return permit
 
@@ -193,7 +193,7 @@ class Node(Standing):
         elif permit.took:
             self.pace.took(permit.prompt_tokens, seconds)
         elif permit.quiet:
-            chat = permit.workload is Workload.INTERACTIVE
+            chat = permit.workload is INTERACTIVE
             self.pace.read_quietly(permit.prompt_tokens, seconds, chat=chat)
 
     def take_back(self, permit: Permit, now: float) -> float:
@@ -233,12 +233,15 @@ class Node(Standing):
 
         Where others queue in the engine, or it does not tell how much it takes, nobody can know.
         """
-        budget = self.budget
-        if not budget.told or self.load.waiting or budget.foreign.sequences:
+        budget, seconds = self.budget, 0.0
+        if not (budget.told and budget.prefilling) or self.load.waiting or budget.foreign.sequences:
             return None
-        slowest = [self.pace.slowest_s(one.prompt_tokens) for one in budget if one.phase is Phase.PREFILL]
-        known = [seconds for seconds in slowest if seconds is not None]
-        return EXPECTED * self.stretch * sum(known) if known and len(known) == len(slowest) else None
+        for length, tokens in budget.lengths.items():
+            worst = self.pace.worst(length)
+            if worst is None:
+                return None
+            seconds += worst * tokens
+        return EXPECTED * self.stretch * seconds
 
     def seen(self, facts: Facts, load: Load, now: float, *, held: int = 0) -> None:
         """Take in a look that answered. `held` is how many sequences of ours ran when it set out."""

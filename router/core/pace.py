@@ -70,12 +70,14 @@ class Pace:
         "_residue",
         "_slowest",
         "_unloaded",
+        "_worst",
         "arrived_at",
     )
 
     def __init__(self) -> None:
         self._by_length: dict[int, float] = {}
         self._slowest: dict[int, Recent] = {}
+        self._worst: dict[int, float | None] = {}
         self._unloaded = Recent(64)
         self._residue = Recent(32)
         self._gaps = Recent(64)
@@ -133,12 +135,16 @@ class Pace:
 
         What a prefix cache keeps makes most prompts faster than one it has not met, so no mean is asked here.
         """
-        length = prompt_tokens.bit_length()
-        often = [known for known, rates in self._slowest.items() if len(rates) >= OFTEN]
-        if not often:
-            return None
-        rate = _believed(self._slowest[min(often, key=lambda known: abs(known - length))], 1.0)
+        rate = self.worst(prompt_tokens.bit_length())
         return None if rate is None else rate * prompt_tokens
+
+    def worst(self, length: int) -> float | None:
+        """Seconds a token of that slowest prompt, by length class; kept until another is read quietly."""
+        if length not in self._worst:
+            often = [known for known, rates in self._slowest.items() if len(rates) >= OFTEN]
+            nearest = min(often, key=lambda known: abs(known - length), default=None)
+            self._worst[length] = None if nearest is None else self._slowest[nearest].quantile(1.0)
+        return self._worst[length]
 
     def left_s(self, prompt_tokens: int, past: Past | None) -> float | None:
         """How long reading a prompt would take now, of which a part may be kept.
@@ -184,6 +190,7 @@ class Pace:
             length = prompt_tokens.bit_length()
             self._by_length[length] = _mixed(self._by_length.get(length), seconds / prompt_tokens, WEIGHT)
             self._slowest.setdefault(length, Recent(128)).add(seconds / prompt_tokens)
+            self._worst.clear()
         if chat:
             self._unloaded.add(seconds)
 

@@ -8,13 +8,14 @@ left, patience, the relay, and the reason to refuse.
 What batch may do on a node that chat uses is said in `yielding`, how many nodes chat is packed on in `packing`.
 """
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from enum import StrEnum
 
 import msgspec
 
 from router.core.budget import Permit
-from router.core.call import Call, Workload
+from router.core.call import BATCH, INTERACTIVE, Call
 from router.core.node import PANIC_S, Node, State
 from router.core.pace import Past
 from router.core.states import Access
@@ -147,7 +148,7 @@ def place(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -
         return _none_usable(untried, situation, now)
     if not call.sequences:
         return Run(_best(ready, situation.turn))
-    if call.workload is Workload.INTERACTIVE:
+    if call.workload is INTERACTIVE:
         return _chat(call, ready, now, situation)
     return _batch(call, ready, now, situation)
 
@@ -157,7 +158,7 @@ def _usable(
 ) -> Sequence[Node]:
     """Nodes a call may be sent to now. Chat takes others when none of its own is; with no relay, the least bad."""
     ready = [node for node in untried if node.usable(now)]
-    if not ready and call.workload is Workload.INTERACTIVE:
+    if not ready and call.workload is INTERACTIVE:
         ready = [node for node in holding if node.name not in situation.tried and node.usable(now)]
     if not ready and not situation.relay:
         ready = [node for node in untried if node.usable(now, panic=True)]
@@ -178,10 +179,11 @@ def _unserved(nodes: Sequence[Node], situation: Situation, now: float) -> Decisi
 def _holding(call: Call, serving: Sequence[Node]) -> Sequence[Node]:
     """Nodes whose context holds the estimate; if none, the longest, unless even the least count is too long."""
     needed = call.context_tokens or call.prompt_tokens
-    contexts = [node.context(call.model) for node in serving]
-    holding = [node for context, node in zip(contexts, serving, strict=True) if context is None or context > needed]
+    model = call.model
+    holding = [node for node in serving if (context := node.context(model)) is None or context > needed]
     if holding or call.least_tokens >= needed:
         return holding
+    contexts = [node.context(model) for node in serving]
     longest = max(context or 0 for context in contexts)
     if longest <= call.least_tokens:
         return []
@@ -204,7 +206,7 @@ def _none_usable(nodes: Sequence[Node], situation: Situation, now: float) -> Dec
 
 def _shaped(call: Call, holding: Sequence[Node], situation: Situation) -> Sequence[Node]:
     """Nodes of the call's own pool, or else all; an interactive pool that lends counts as batch's while it is idle."""
-    lent = situation.policy.lend and call.workload is Workload.BATCH
+    lent = situation.policy.lend and call.workload is BATCH
     own = [node for node in holding if call.workload in node.spec.pools or (lent and not node.budget.chats)]
     return own or holding
 
@@ -217,7 +219,7 @@ def packing_order(nodes: Sequence[Node]) -> list[Node]:
 
     def key(node: Node) -> tuple[bool, bool, bool, float]:
         budget = node.budget
-        return Workload.BATCH in node.spec.pools, not budget.chats, bool(budget.batch), -budget.reads_since()
+        return BATCH in node.spec.pools, not budget.chats, bool(budget.batch), -budget.reads_since()
 
     return sorted(nodes, key=key)
 
@@ -227,12 +229,12 @@ def _chat(call: Call, ready: Sequence[Node], now: float, situation: Situation) -
 
     Nodes that are not well come last; degraded ones not at all while others are usable, or a relay, if so chosen.
     """
-    if not situation.policy.degraded_chat:
-        better = [node for node in ready if node.access(Workload.INTERACTIVE) is not Access.CHOSEN]
+    well = [node for node in ready if node.access(INTERACTIVE) not in LEAST_BAD]
+    if len(well) < len(ready) and not situation.policy.degraded_chat:
+        better = [node for node in ready if node.access(INTERACTIVE) is not Access.CHOSEN]
         if not better and situation.relay:
             return Relay(RelayCause.DEGRADED)
         ready = better or ready
-    well = [node for node in ready if node.access(Workload.INTERACTIVE) not in LEAST_BAD]
     for nodes in (ready,) if len(well) == len(ready) else (well, [node for node in ready if node not in well]):
         if (found := _chat_among(call, nodes, now, situation)) is not None:
             return found
@@ -320,7 +322,7 @@ def _beginning(call: Call, node: Node, now: float, situation: Situation, around:
         return Begin(WaitReason.NO_ROOM)
     if node.load.waiting:
         return Begin(WaitReason.ENGINE_QUEUE)
-    if situation.chat_waits and Workload.INTERACTIVE in node.spec.pools:
+    if situation.chat_waits and INTERACTIVE in node.spec.pools:
         return Begin(WaitReason.CHAT_WAITS)
     return begin(call, node, situation.past, situation.policy, now, around)
 
@@ -334,7 +336,7 @@ def _preferred(ready: Sequence[Node], inner: Collection[str], situation: Situati
     def rank(indexed: tuple[int, Node]) -> tuple[object, ...]:
         index, node = indexed
         burden = _burden(node, comparable=comparable), node.budget.running(), (index - turn) % count
-        bad = node.access(Workload.BATCH) in LEAST_BAD
+        bad = node.access(BATCH) in LEAST_BAD
         return bad, node.name != kept_at, node.name in inner, node.budget.chats > 0, *burden
 
     return [node for _, node in sorted(enumerate(ready), key=rank)]
@@ -360,11 +362,12 @@ def _best(nodes: Sequence[Node], turn: int) -> Node:
     if count == 1:
         return nodes[0]
     comparable = all(node.budget.told for node in nodes)
-    burdens = [
-        (_burden(node, comparable=comparable), node.budget.running(), (index - turn) % count, index)
-        for index, node in enumerate(nodes)
-    ]
-    return nodes[min(burdens)[3]]
+    best, least = nodes[0], (math.inf, 0, 0)
+    for index, node in enumerate(nodes):
+        burden = (_burden(node, comparable=comparable), node.budget.running(), (index - turn) % count)
+        if burden < least:
+            best, least = node, burden
+    return best
 
 
 def _burden(node: Node, *, comparable: bool) -> float:

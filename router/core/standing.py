@@ -16,6 +16,7 @@ from router.core.states import (
     BACKOFF_S,
     CALM_S,
     FAULTS_TO_DOWN,
+    ON_TRIAL,
     OUT,
     PANIC_S,
     RAMP_CALLS,
@@ -95,11 +96,9 @@ class Standing:
         if self.state in OUT:
             return False
         quiet = now >= self.refused_until or (panic and now >= self.failed_at + PANIC_S)
-        if self.state is State.DOWN:
-            due = now >= self.retry_at or (panic and now >= self.failed_at + PANIC_S)
+        if self.state in ON_TRIAL:
+            due = now >= self.retry_at or (panic and now >= self.failed_at + PANIC_S) or self.state is not State.DOWN
             return quiet and due and not self.budget.holds(self.trial)
-        if self.state is State.PROBATION:
-            return quiet and not self.budget.holds(self.trial)
         return quiet and (now >= self.back_at + RAMP_S or self._fresh() < self.ramp(now))
 
     def access(self, workload: Workload) -> Access:
@@ -129,7 +128,7 @@ class Standing:
                 self.faults += SILENCE if silent else 1
                 self.hung, self.mute = sign is not Sign.GONE, silent
                 gone_quiet = silent and self.unseen > 0
-                if self.faults >= FAULTS_TO_DOWN or gone_quiet or self.state in (State.PROBATION, State.DOWN):
+                if self.faults >= FAULTS_TO_DOWN or gone_quiet or self.state in ON_TRIAL:
                     self._fail(now, cause)
             case Sign.NEITHER:
                 pass
@@ -180,7 +179,7 @@ class Standing:
 
     def try_again(self, now: float, permit: Permit) -> None:
         """A call is about to be sent to a node that is not ready. Until it is over no other is sent."""
-        if self.state in (State.DOWN, State.PROBATION):
+        if self.state in ON_TRIAL:
             self.trial = permit
             self._move(Event.TRIED, now, self.cause)
 
@@ -223,7 +222,7 @@ class Standing:
         self.refused_until = now
         self.stretch = max(1.0, self.stretch * 0.95)
         self.answers += 1
-        if self.state in (State.PROBATION, State.DOWN):
+        if self.state in ON_TRIAL:
             self.back_at, self.answers = now, 0
         self._move(Event.ANSWERED, now, cause)
 
@@ -235,7 +234,7 @@ class Standing:
         self.mute = False
         if self.state in OUT:
             return  # it is nobody's turn to try it, so no wait grows
-        if self.state not in (State.DOWN, State.PROBATION):
+        if self.state not in ON_TRIAL:
             self.flaps = min(self.flaps + 1, 6) if now - self.back_at < STEADY_S else 0
             self.backoff_s = min(BACKOFF_S[0] * 2.0**self.flaps, BACKOFF_S[1])
         self.retry_at = now + self.backoff_s * self.jitter()

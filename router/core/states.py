@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import msgspec
 
-from router.core.call import Workload
+from router.core.call import INTERACTIVE, Workload
 
 __all__ = ["STEADY_S", "TERMS", "TRANSITIONS", "Access", "Event", "Sign", "State", "Terms"]
 
@@ -116,7 +116,7 @@ class Terms(msgspec.Struct, frozen=True, kw_only=True):
 
     def access(self, workload: Workload) -> Access:
         """What new calls of that workload may do."""
-        return self.interactive if workload is Workload.INTERACTIVE else self.batch
+        return self.interactive if workload is INTERACTIVE else self.batch
 
 
 TERMS: Mapping[State, Terms] = {
@@ -174,5 +174,7 @@ TERMS: Mapping[State, Terms] = {
 
 UP = frozenset((State.READY, State.BUSY, State.DEGRADED, State.PROBATION))
 """States in which a node is there and answers."""
+ON_TRIAL = frozenset((State.DOWN, State.PROBATION))
+"""States in which one call at a time shows whether it works again."""
 OUT = frozenset((State.DRAINING, State.RECYCLING))
 """States in which somebody took it out: nothing that is seen of it brings it back."""

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from router.core.budget import Permit
-from router.core.call import Call, Workload
+from router.core.call import BATCH, INTERACTIVE, Call, Workload
 from router.core.node import Node, State
 from router.core.packing import Packing
 from router.core.placement import (
@@ -191,7 +191,7 @@ class Admission:
 
     def ended(self, call: Call, node: Node | None, permit: Permit | None, tokens: int) -> None:
         """A call is over that wrote `tokens` in a stream: what it says of the node that answered it."""
-        if tokens and node is not None and permit is not None and call.workload is Workload.INTERACTIVE:
+        if tokens and node is not None and permit is not None and call.workload is INTERACTIVE:
             node.chatted(permit, tokens, self._clock(), self.policy.ttft_p95_s)
 
     def _decide(self, waiter: Waiter) -> Decision:
@@ -200,11 +200,11 @@ class Admission:
         situation.waited = now - waiter.asked_at
         situation.turn = self._turn
         situation.policy = self.policy
-        if call.workload is Workload.BATCH:
+        if call.workload is BATCH:
             self._batch_at = now
             situation.chat_waits = any(
                 other.call.model == call.model and other.reason is WaitReason.NO_ROOM
-                for other in self._queues[Workload.INTERACTIVE].waiters
+                for other in self._queues[INTERACTIVE].waiters
             )
         if self._overdue(waiter):
             return Refuse(RefuseReason.DEADLINE)
@@ -216,11 +216,11 @@ class Admission:
         nodes = [
             node
             for node in self._nodes
-            if node.state is State.READY and Workload.INTERACTIVE in node.spec.pools and node.serves(call.model)
+            if node.state is State.READY and INTERACTIVE in node.spec.pools and node.serves(call.model)
         ]
         if len(nodes) < 2:
             return None
-        chats = sum(node.budget.chats for node in nodes) + (call.workload is Workload.INTERACTIVE)
+        chats = sum(node.budget.chats for node in nodes) + (call.workload is INTERACTIVE)
         packing = self._packings.get(call.model)
         if packing is None:
             packing = self._packings[call.model] = Packing()

@@ -17,7 +17,7 @@ from types import TracebackType
 
 import msgspec
 
-from router.core.call import Call, Reason, Workload
+from router.core.call import BATCH, Call, Reason
 from router.core.node import Node, Sign
 from router.core.pace import Past
 from router.core.placement import RelayCause
@@ -126,7 +126,7 @@ class Dispatcher:
 
     def set_out(self, call: Call, past: Past | None) -> Trip:
         """A block begins."""
-        if past is None and call.workload is Workload.BATCH:
+        if past is None and call.workload is BATCH:
             past = Past()
         trip = Trip(call, self._ledger.clock, relay=self.relays(call), past=past)
         self.trips.add(trip)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from router.core.call import Outcome, Workload
+from router.core.call import INTERACTIVE, Outcome, Workload
 from router.dispatch.queue import Waiter
 from router.dispatch.trip import RELAY, Trip
 
@@ -54,7 +54,7 @@ class Waiting(msgspec.Struct, frozen=True):
     reason: str
 
 
-ALL = Kind(Workload.INTERACTIVE, "", "", "")
+ALL = Kind(INTERACTIVE, "", "", "")
 """The kind of a sum over several."""
 
 
@@ -101,7 +101,7 @@ class Slot:
 
     def tally(self, workload: Workload, model: str, node: str, caller: str) -> Tally:
         """Where such calls are counted."""
-        chat = workload is Workload.INTERACTIVE  # an enum's own hash is slow
+        chat = workload is INTERACTIVE  # an enum's own hash is slow
         found = self.kinds.get((chat, model, node, caller))
         if found is None:
             if len(self.kinds) >= MOST_KINDS:
@@ -133,7 +133,7 @@ class History:
         call = trip.call
         tally = self.now().tally(call.workload, call.model, trip.place, call.caller)
         tally.calls += 1
-        if trip.outcome is not Outcome.COMPLETED and trip.outcome in FAILED:
+        if trip.outcome in FAILED:
             tally.failed += 1
             tally.ends[trip.outcome] = tally.ends.get(trip.outcome, 0) + 1
         usage = trip.counted()
@@ -197,7 +197,7 @@ class History:
             if slot.at >= minute:
                 for tally in slot.kinds.values():
                     node = tally.kind.node
-                    if tally.kind.workload is Workload.INTERACTIVE and node not in ("", RELAY, OTHER):
+                    if tally.kind.workload is INTERACTIVE and node not in ("", RELAY, OTHER):
                         nodes.setdefault(node, Tally()).add(tally)
         for node, tally in nodes.items():
             trail = self._trails.setdefault(node, deque(maxlen=SLOTS * SLOT_S // TRAIL_S))

@@ -11,7 +11,7 @@ from types import TracebackType
 
 import msgspec
 
-from router.core.call import Outcome, Workload
+from router.core.call import BATCH, Outcome
 from router.core.node import Node, Sign
 from router.dispatch import normalise, request
 from router.dispatch.grant import Grant
@@ -90,7 +90,7 @@ class Leg:
         body = request.body(call, own_name, asks_usage=trip.asks_usage, behind=behind)
         head = request.head(call, way.target, way.starts, len(body))
         exchange = way.pool.exchange(head, body, first_byte_s=self._first_byte_s)
-        if grant is not None and call.workload is Workload.BATCH:
+        if grant is not None and call.workload is BATCH:
             grant.permit.left = lambda: exchange.stop(TakenBack(_TAKEN))
         upstream = await exchange.__aenter__()
         self._exchange = exchange

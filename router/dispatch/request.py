@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from router.core.call import ENDPOINTS, Call, Workload
+from router.core.call import BATCH, ENDPOINTS, Call
 from router.core.node import Node
 from router.upstream.target import Target
 
@@ -57,7 +57,7 @@ def head(call: Call, target: Target, known: Mapping[str, bytes], length: int) ->
 
 def behind(call: Call, node: Node | None) -> bytes | None:
     """How the body of a batch call begins at an engine that has priorities; None where the caller has said its own."""
-    if call.workload is not Workload.BATCH or node is None or not node.takes_priority:
+    if call.workload is not BATCH or node is None or not node.takes_priority:
         return None
     if call.endpoint.path not in _QUEUED or b'"priority"' in call.body:
         return None

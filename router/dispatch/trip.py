@@ -145,7 +145,7 @@ class Trip:
     def written(self) -> int:
         """Tokens of one sequence of an answer that was streamed to its end; 0 when it was not, or nobody counted."""
         usage = self.counted()
-        if usage is None or self.outcome is not Outcome.COMPLETED or not self.call.stream:
+        if usage is None or not self.call.stream or self.outcome is not Outcome.COMPLETED:
             return 0
         return usage.completion // max(1, self.call.sequences)
 

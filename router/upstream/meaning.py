@@ -174,6 +174,25 @@ class TokenReader:
         start, stop = len(before), len(block) - len(after)
         return block.find(b'"', start) == stop > start and block.find(b"\n", start, stop) < 0
 
+    def run(self, data: bytes) -> tuple[int, int]:
+        """How many events at the beginning of `data` each bear a token and surely say nothing else; their bytes.
+
+        What stands between their tokens is the same each time, so the tokens fall out by splitting at it.
+        """
+        before, between = self._before, self._after + b"\n\n"
+        if before is _NEVER or not data.startswith(before):
+            return 0, 0
+        *tokens, rest = data[len(before) :].split(between + before)
+        last, found, rest = rest.partition(between)
+        if found:
+            tokens.append(last)
+        else:
+            rest = before + last
+        told = b"".join(tokens)
+        if b'"' in told or b"\n" in told or b"" in tokens:
+            return 0, 0
+        return len(tokens), len(data) - len(rest)
+
     def learn(self, block: bytes) -> None:
         """Remember the surroundings of the token in an event just read.
 
@@ -224,6 +243,9 @@ class ResponsesReader:
     def known(self, block: bytes) -> bool:
         return False
 
+    def run(self, data: bytes) -> tuple[int, int]:
+        return 0, 0
+
     def learn(self, block: bytes) -> None:
         pass
 
@@ -258,6 +280,9 @@ class MessagesReader:
 
     def known(self, block: bytes) -> bool:
         return False
+
+    def run(self, data: bytes) -> tuple[int, int]:
+        return 0, 0
 
     def learn(self, block: bytes) -> None:
         pass
@@ -304,6 +329,9 @@ class PlainReader:
 
     def known(self, block: bytes) -> bool:
         return False
+
+    def run(self, data: bytes) -> tuple[int, int]:
+        return 0, 0
 
     def learn(self, block: bytes) -> None:
         pass

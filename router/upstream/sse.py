@@ -126,6 +126,27 @@ class Events:
             data = b"".join((*parts, data))
             parts.clear()
             self._held = 0
+        if not self._data_only:
+            return self._each(data)
+        first, end = 0, self._run(data)
+        if not end:  # what surrounds a token may be learnt from the first event
+            first = data.find(b"\n\n") + 2
+            if first == 1:
+                return self._hold(data)
+        before = self._each(data[:first]) if first else b""
+        end = end or first + self._run(data[first:])
+        shown = b"".join((before, data[first:end], self._each(data[end:])))
+        return data if shown == data else shown
+
+    def _run(self, data: bytes) -> int:
+        """How many bytes at the beginning are events with a token each and nothing else, which pass as they came."""
+        if not self._as_it_came or self.done or len(data) > self._cap:
+            return 0
+        count, size = self._reader.run(data)
+        self.tokens += count
+        return size
+
+    def _each(self, data: bytes) -> bytes:
         blocks = data.split(b"\n\n")
         rest = blocks.pop()
         events = [self._event(block) for block in blocks]

@@ -46,6 +46,38 @@ def test_a_good_stream_passes_untouched_as_the_same_object(protocol, stream):
         assert events.feed(piece) is piece
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        token(b'\\"'),
+        token(b""),
+        token(b"a", index=1),
+        b": c\n\n",
+        USAGE,
+        STOP,
+        data(b'{"error":"x"}'),
+        b"id: 1\n" + token(b"a"),
+        DONE,
+    ],
+)
+@pytest.mark.parametrize("at", [0, 1, 4, 8])
+def test_a_run_of_tokens_is_read_as_its_events_are_one_by_one(odd, at):
+    pieces = [token(b"a%d" % number) for number in range(8)]
+    pieces.insert(at, odd)
+    one, many = Events(Protocol.CHAT), Events(Protocol.CHAT)
+    assert many.feed(b"".join(pieces)) == b"".join([one.feed(piece) for piece in pieces])
+    assert (many.tokens, many.done, many.complete) == (one.tokens, one.done, one.complete)
+    assert (many.usage, many.failure, many.errored) == (one.usage, one.failure, one.errored)
+
+
+def test_a_run_is_not_believed_where_a_token_holds_another_event():
+    events = Events(Protocol.CHAT)
+    events.feed(token(b"a"))
+    hidden = token(b"b")[:-2].replace(b"b", b'b"}\n\ndata: [DONE]\n\n')
+    assert events.feed(token(b"c") + hidden) == token(b"c") + hidden.split(b"\n\n")[0] + b"\n\n" + DONE
+    assert events.done
+
+
 def test_only_whole_events_are_forwarded():
     events = Events(Protocol.CHAT)
     assert events.feed(token(b"a") + token(b"b")[:-1]) == token(b"a")
