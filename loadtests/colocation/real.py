@@ -253,7 +253,7 @@ def timeline(chats: Chats, path: Path) -> None:
     axes.set_xlabel("the chat was due, seconds into the run")
     axes.set_ylabel("time to first token, ms")
     axes.grid(visible=True, which="major", alpha=0.3)
-    axes.legend(fontsize=8, loc="center right")
+    axes.legend(fontsize=8, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=3)
     figure.savefig(path, bbox_inches="tight")
 
 
