@@ -44,7 +44,7 @@ WAITING = 1
 """With more lines of a model waiting for room, no further one begins. Calls of people who wait hold back none."""
 PREPARING = 8
 """Lines of one model that are read and counted at once, on their way to the corridor."""
-AT_ONCE = 2
+AT_ONCE = 1
 """Lines of one model that begin in one turn of the loop, so that chats and polls have theirs in between."""
 DEPTH = (4, 256)
 """Fewest and most lines of one model held ready."""
