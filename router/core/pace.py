@@ -130,16 +130,12 @@ class Pace:
         seen = any(near in self._by_length for near in (length - 1, length, length + 1))
         return self.prefill_s(prompt_tokens) if seen else None
 
-    def slowest_s(self, prompt_tokens: int) -> float | None:
-        """How long a prompt took at worst of late, by the nearest length that was seen often enough.
-
-        What a prefix cache keeps makes most prompts faster than one it has not met, so no mean is asked here.
-        """
-        rate = self.worst(prompt_tokens.bit_length())
-        return None if rate is None else rate * prompt_tokens
-
     def worst(self, length: int) -> float | None:
-        """Seconds a token of that slowest prompt, by length class; kept until another is read quietly."""
+        """Seconds a token of the slowest prompt of late, by the nearest length class that was seen often enough.
+
+        What a prefix cache keeps makes most prompts faster than one it has not met, so no mean is asked here. The
+        answer is kept until another prompt is read quietly.
+        """
         if length not in self._worst:
             often = [known for known, rates in self._slowest.items() if len(rates) >= OFTEN]
             nearest = min(often, key=lambda known: abs(known - length), default=None)

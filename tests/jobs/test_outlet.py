@@ -133,15 +133,20 @@ async def test_trouble_of_the_relays_account_is_not_the_lines_end(rig, tmp_path)
         await jobs.until(batch)
 
 
-async def test_as_an_operator_sets_it_and_the_account_outlasts_the_router(tmp_path):
+def written(node, relay, home):
+    """What an operator writes who lets all lines of a batch leave at once."""
     spend = {"usd_a_day": 100, "input_usd": {"tiny": 0}, "output_usd": {"tiny": 1_000_000}}
+    return {
+        "nodes": [entry(node, max_sequences=1)],
+        "relay": relay_entry(relay, api_key="k", spend=spend),
+        "store": {"url": f"sqlite:///{home}/e.db"},
+        "batches": {"relay": {"enabled": True, "last_share": 1, "within_s": 86_400}},
+    }
+
+
+async def test_as_an_operator_sets_it_and_the_account_outlasts_the_router(tmp_path):
     async with FakeNode(script=STUCK, slots=1) as node, FakeNode(dialect="openai", requires_key="k") as relay:
-        told = {
-            "nodes": [entry(node, max_sequences=1)],
-            "relay": relay_entry(relay, api_key="k", spend=spend),
-            "store": {"url": f"sqlite:///{tmp_path}/e.db"},
-            "batches": {"relay": {"enabled": True, "last_share": 1, "within_s": 86_400}},
-        }
+        told = written(node, relay, tmp_path)
         async with running_app(told) as app:
             store = app.inside.batching.store
             async with store.writing(caller="", purpose="batch", filename="in.jsonl", expires_s=None) as writer:
@@ -157,14 +162,8 @@ async def test_as_an_operator_sets_it_and_the_account_outlasts_the_router(tmp_pa
 
 
 async def test_who_stays_in_is_as_the_last_reload_said(tmp_path):
-    spend = {"usd_a_day": 100, "input_usd": {"tiny": 0}, "output_usd": {"tiny": 1_000_000}}
     async with FakeNode(script=STUCK, slots=1) as node, FakeNode(dialect="openai", requires_key="k") as relay:
-        told = {
-            "nodes": [entry(node, max_sequences=1)],
-            "relay": relay_entry(relay, api_key="k", spend=spend),
-            "store": {"url": f"sqlite:///{tmp_path}/e.db"},
-            "batches": {"relay": {"enabled": True, "last_share": 1, "within_s": 86_400}},
-        }
+        told = written(node, relay, tmp_path)
         ann = {"name": "ann", "key": "sk-ann"}
         async with running_app({**told, "keys": [ann]}) as app:
             kept_in = {**told, "keys": [{**ann, "fallback": False}]}
