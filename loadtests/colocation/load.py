@@ -38,9 +38,11 @@ class Shape:
 
 @dataclass
 class Result:
-    """What chat felt, in seconds, and what batch got done. `spans` are the times each chat was under way.
+    """What chat felt, in seconds, and what batch got done. Times are seconds after the start.
 
-    `chats` has, of each that was answered, when it was due after the start and how long its first token took.
+    `spans` are when each chat was under way. `chats` has, of each that was answered, when it was due and how long its
+    first token took. `batch_until` is when the last line ended that counts: the line that is cut off by the end of the
+    run has no part in `batch_tokens`, so its time has none in their pace.
     """
 
     first: list[float] = field(default_factory=list)
@@ -49,13 +51,20 @@ class Result:
     spans: list[tuple[float, float]] = field(default_factory=list)
     failed: int = 0
     batch_tokens: float = 0.0
+    batch_until: float = 0.0
     seconds: float = 0.0
+
+    @property
+    def batch_pace(self) -> float:
+        """Tokens of batch a second, up to the end of the last line."""
+        return self.batch_tokens / self.batch_until if self.batch_until else 0.0
 
     @property
     def busy(self) -> float:
         """Share of the time in which at least one chat was under way."""
         total, upto = 0.0, 0.0
-        for began, ended in sorted(self.spans):
+        for began, after in sorted(self.spans):
+            ended = min(after, self.seconds)
             total += max(0.0, ended - max(began, upto))
             upto = max(upto, ended)
         return total / self.seconds
@@ -147,7 +156,8 @@ async def run(endpoint: Endpoint, shape: Shape, batch: str, seed: int) -> Result
         batching = group.create_task(work.run(ends))
         talking = [group.create_task(_chat(endpoint, body, began, due, result)) for due, body in chats]
         await asyncio.sleep(max(0.0, ends - perf_counter()))
-        result.batch_tokens = await work.done()
+        result.batch_tokens = work.tokens
+        result.batch_until = max(0.0, work.last_at - began)
         await asyncio.wait(talking) if talking else None
         batching.cancel()
     await work.close()
@@ -158,7 +168,7 @@ async def _chat(endpoint: Endpoint, body: bytes, began: float, after: float, res
     due = began + after
     await asyncio.sleep(max(0.0, due - perf_counter()))
     told = await endpoint.stream(body, due)
-    result.spans.append((due, perf_counter()))
+    result.spans.append((after, perf_counter() - began))
     if told is None:
         result.failed += 1
         return
@@ -169,13 +179,12 @@ async def _chat(endpoint: Endpoint, body: bytes, began: float, after: float, res
 
 
 class Idle:
-    """No batch at all."""
+    """No batch at all. `tokens` are those of prompts and answers of lines that ended, the last of them at `last_at`."""
+
+    tokens = 0
+    last_at = 0.0
 
     async def run(self, ends: float) -> None: ...
-
-    async def done(self) -> float:
-        """Prompt and output tokens of finished work."""
-        return 0.0
 
     async def close(self) -> None: ...
 
@@ -188,7 +197,6 @@ class Calls(Idle):
         self._shape = shape
         self._words = words
         self._at_once = at_once
-        self._done = 0
 
     async def run(self, ends: float) -> None:
         async with asyncio.TaskGroup() as group:
@@ -200,12 +208,10 @@ class Calls(Idle):
         while perf_counter() < ends:
             body = msgspec.json.encode(self._words.body(shape.batch_prompt, shape.batch_output, stream=True))
             if await self._endpoint.stream(body, perf_counter()) is not None:
-                self._done += 1
+                self.tokens += shape.batch_prompt + shape.batch_output
+                self.last_at = perf_counter()
             else:
                 await asyncio.sleep(0.5)
-
-    async def done(self) -> float:
-        return self._done * (self._shape.batch_prompt + self._shape.batch_output)
 
 
 class Batches(Idle):
@@ -239,12 +245,17 @@ class Batches(Idle):
         asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
         batch = await self._endpoint.ask("POST", "/v1/batches", msgspec.json.encode(asked))
         self._id = str(batch["id"])
+        while True:
+            await asyncio.sleep(0.25)
+            await self._look()
 
-    async def done(self) -> float:
+    async def _look(self) -> None:
         batch = await self._endpoint.ask("GET", f"/v1/batches/{self._id}")
         counts = batch["request_counts"]
         assert isinstance(counts, dict)
-        return int(counts["completed"]) * (self._shape.batch_prompt + self._shape.batch_output)
+        tokens = int(counts["completed"]) * (self._shape.batch_prompt + self._shape.batch_output)
+        if tokens > self.tokens:
+            self.tokens, self.last_at = tokens, perf_counter()
 
     async def close(self) -> None:
         await self._endpoint.ask("POST", f"/v1/batches/{self._id}/cancel")

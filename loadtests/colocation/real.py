@@ -139,9 +139,9 @@ def at(values: list[float], share: float) -> float:
 def figures(result: Result) -> dict[str, float]:
     """Milliseconds, a share, tokens a second, calls."""
     first, gaps = [value * 1e3 for value in result.first], [value * 1e3 for value in result.gaps]
-    tokens = result.batch_tokens / result.seconds
-    told = at(first, 0.5), at(first, 0.95), at(first, 0.99), at(gaps, 0.5), at(gaps, 0.95), result.busy, tokens
-    return dict(zip(FIGURES, (*told, float(result.failed)), strict=True))
+    firsts = at(first, 0.5), at(first, 0.95), at(first, 0.99)
+    told = *firsts, at(gaps, 0.5), at(gaps, 0.95), result.busy, result.batch_pace, float(result.failed)
+    return dict(zip(FIGURES, told, strict=True))
 
 
 def one_run(name: str, batch: str, url: str, shape: Shape, seed: int, chats: Chats) -> dict[str, float]:
