@@ -3,9 +3,9 @@
     python -m loadtests.colocation.virtual.check --url http://127.0.0.1:8000 --chunk 512 --seqs 8
 
 First a handful of single requests, from which the model's constants are fitted. Then chat (Poisson, 200 tokens in, 32
-out) beside long batch (20,000 in, 64 out, a closed loop), uncontrolled and with take-back by the caller: first on the
-engine, then in the model, with the same arrivals. When the time is up batch is aborted in both, and chats that wait may
-end. Nothing else may run on that engine or its cores.
+out) beside long batch (20,000 in, 64 out, a closed loop), uncontrolled, with take-back by the caller, and through
+Ebbtide, which has the engine in both pools: first on the engine, then in the model, with the same arrivals. When the
+time is up batch is aborted in both, and chats that wait may end. Nothing else may run on that engine or its cores.
 """
 
 import argparse
@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from loadtests.colocation.real import ebbtide
 from loadtests.colocation.virtual import fit
 from loadtests.colocation.virtual.ask import BATCH, CHAT, Ask, Seq
 from loadtests.colocation.virtual.baselines import Direct
 from loadtests.colocation.virtual.probe import RealEngine, Stream
+from loadtests.colocation.virtual.product import Product
 from loadtests.colocation.virtual.profiles import Profile, Slo
 from loadtests.colocation.virtual.score import quantile
 from loadtests.colocation.virtual.world import Window, World, play
@@ -29,12 +31,14 @@ CHAT_SIZE, LINE_SIZE = (200, 32), (20000, 64)
 
 @dataclass(frozen=True)
 class Run:
-    """One load: chats a second, lines at once, and whether the caller takes lines in prefill back when a chat comes."""
+    """One load: chats a second, lines at once, and who takes lines in prefill back when a chat comes: the caller, or
+    Ebbtide before the engine."""
 
     name: str
     rate: float
     many: int
     takes_back: bool = False
+    ebbtide: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,7 @@ def runs(rate: float) -> list[Run]:
         Run("1 line, no control", rate, 1),
         Run("4 lines, no control", rate, 4),
         Run("take-back by the caller", rate, 1, takes_back=True),
+        Run("Ebbtide", rate, 4, ebbtide=True),
     ]
 
 
@@ -129,11 +134,29 @@ class _Load(Direct):
                 self.line_ended()
 
 
+class _Ebbtide(Product):
+    """The product, with its tokens counted as on the engine."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tokens: list[tuple[float, int]] = []
+
+    def spoke(self, seq: Seq, now: float) -> None:
+        super().spoke(seq, now)
+        if seq.ask.kind == BATCH:
+            self.tokens.append((now, seq.ask.prompt))
+
+    def ended(self, seq: Seq, now: float) -> None:
+        super().ended(seq, now)
+        if seq.ask.kind == BATCH:
+            self.tokens.append((now, seq.ask.output))
+
+
 def modelled(profile: Profile, run: Run, seconds: float, seed: int) -> Seen:
     """The load in the model."""
     chats = [Ask(number, CHAT, *CHAT_SIZE, due=t) for number, t in enumerate(due(run, seconds, seed))]
     lines = (Ask(number, BATCH, *LINE_SIZE) for number in range(10**9))
-    policy = _Load(run, seconds)
+    policy = _Ebbtide() if run.ebbtide else _Load(run, seconds)
     play(policy, [profile], (chats, lines), Window(0.0, seconds, 600.0), Slo(ttft=1.0, tpot=1.0))
     tokens = sum(count for at, count in policy.tokens if at <= seconds)
     return _seen([ask.ttft for ask in chats], tokens / seconds)
@@ -264,7 +287,14 @@ async def _real(engine: RealEngine, told: argparse.Namespace) -> tuple[Profile, 
         await engine.facts()
         profile = Profile(**json.loads(told.profile.read_text())["profile"])
     profile = replace(profile, chunk=told.chunk, seqs=told.seqs)
-    return profile, [(run, await measured(engine, run, told.seconds, told.seed)) for run in runs(told.rate)]
+    return profile, [(run, await _loaded(engine, run, told)) for run in runs(told.rate)]
+
+
+async def _loaded(engine: RealEngine, run: Run, told: argparse.Namespace) -> Seen:
+    if not run.ebbtide:
+        return await measured(engine, run, told.seconds, told.seed)
+    with ebbtide(told.url) as url:
+        return await measured(engine.behind(url), run, told.seconds, told.seed)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,12 @@ class RealEngine:
         self._words = random.Random(seed)
         self.model = ""
 
+    def behind(self, url: str) -> "RealEngine":
+        """The same engine through a router at `url`; prompts go on where they are."""
+        other = RealEngine(url)
+        other._words, other.model = self._words, self.model
+        return other
+
     def prompt(self, tokens: int) -> list[int]:
         """Token ids nobody has sent before."""
         return [self._words.randrange(10, 2000) for _ in range(tokens)]
