@@ -1,0 +1,93 @@
+"""A relay that is slow, or says nothing: whoever a node can answer does not wait for it, and no node is blamed."""
+
+import asyncio
+from time import monotonic
+
+from router.core.drift import ALARMS
+from router.core.node import State
+from tests.fakes import Script
+from tests.http.test_canary import sampling
+from tests.rig import ask, chat, entry, eventually, stream
+
+SLOW_S = 2.0
+SILENT = Script(nohead=60.0)
+NO_PATIENCE = {"pools": {"interactive": {"patience_s": 0.1}}}
+CANARIES = {"care": {"canary": {"enabled": True, "every_s": 0.1, "relay_every_s": 0.1}}}
+
+
+def blameless(app):
+    """No node ever left its place, and nothing is held against one."""
+    return all(
+        {after for _, _, after in node.moves} == {State.READY} and not node.faults and not node.misses
+        for node in app.nodes
+    )
+
+
+async def test_calls_at_a_slow_relay_hold_up_none_that_a_node_can_take(rig):
+    """They went there for want of room; room that is free again is used at once, and each is told apart."""
+    one, relay = await rig.node(), await rig.relay(script=Script(ttft=SLOW_S))
+    app = await rig.router(entry(one, max_sequences=1), relay=relay, **NO_PATIENCE)
+    one.upcoming.append(Script(ttft=0.5))
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(ask(app.port, stream()))
+        await eventually(lambda: one.running)
+        away = [group.create_task(ask(app.port, stream())) for _ in range(3)]
+        await eventually(lambda: relay.inflight == 3)
+        assert (await first).header("x-ebbtide-node") == "n1"
+        local = [await ask(app.port, chat()) for _ in range(3)] + [await ask(app.port, stream())]
+        assert not any(task.done() for task in away), "the relay still thinks"
+    assert {(reply.status, reply.header("x-ebbtide-node")) for reply in local} == {(200, "n1")}
+    assert {(task.result().status, task.result().header("x-ebbtide-node")) for task in away} == {(200, "relay")}
+    assert blameless(app)
+    await app.inside.watch.step()
+    took = {name: app.inside.watch.signals(name).latest["ttft_s"] for name in ("n1", "relay")}
+    assert took["relay"] > 3 * took["n1"], "what the relay takes is the relay's"
+    assert app.inside.watch.diagnosis("n1").verdict not in ALARMS
+
+
+async def test_a_relay_that_says_nothing_is_given_up_and_no_node_is_blamed(rig):
+    one, relay = await rig.node(), await rig.relay(script=SILENT)
+    app = await rig.router(
+        entry(one, max_sequences=1), relay=relay, **NO_PATIENCE, upstream={"first_byte_s": 0.5, "retries": 2}
+    )
+    one.upcoming.append(Script(ttft=0.3))
+    async with asyncio.TaskGroup() as group:
+        first = group.create_task(ask(app.port, chat()))
+        await eventually(lambda: one.running)
+        lost = await ask(app.port, chat())
+        assert (await first).status == 200
+    assert (lost.status, lost.header("x-should-retry")) == (504, "false")
+    assert (await ask(app.port, chat())).header("x-ebbtide-node") == "n1"
+    assert (relay.accepted, one.accepted) == (1, 2)
+    assert blameless(app)
+
+
+async def test_slow_canaries_of_the_relay_hold_up_neither_nodes_nor_chat(rig):
+    """The relay's band says how slow it is; the nodes are looked at as often as ever."""
+    await rig.node()
+    relay = await rig.relay(script=Script(ttft=0.5))
+    app = await rig.router(relay=relay, **CANARIES)
+    told = sampling(app)
+    began = monotonic()
+    replies = [await ask(app.port, chat()) for _ in range(10)]
+    quick = monotonic() - began
+    assert {(reply.status, reply.header("x-ebbtide-node")) for reply in replies} == {(200, "n1")}
+    await eventually(lambda: sum(name == "relay" for name, _ in told) >= 3, within=8)
+    seconds = {which: [took for name, took in told if name == which] for which in ("n1", "relay")}
+    assert min(seconds["relay"]) >= 0.5 > sorted(seconds["n1"])[len(seconds["n1"]) // 2]
+    assert len(seconds["n1"]) > len(seconds["relay"])
+    assert quick < 5
+    assert blameless(app)
+
+
+async def test_a_relay_that_answers_no_canary_is_unknown(rig):
+    await rig.node()
+    relay = await rig.relay(script=SILENT)
+    app = await rig.router(relay=relay, **CANARIES, upstream={"first_byte_s": 0.3})
+    told = sampling(app)
+    await eventually(lambda: relay.accepted >= 3, within=8)
+    await eventually(lambda: len(told) >= 3, within=8)
+    assert {name for name, _ in told} == {"n1"}
+    assert app.inside.caring.band.shown() is None
+    assert (await ask(app.port, chat())).status == 200
+    assert blameless(app)
