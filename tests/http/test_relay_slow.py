@@ -8,6 +8,7 @@ from router.core.node import State
 from tests.fakes import Script
 from tests.http.test_canary import sampling
 from tests.rig import ask, chat, entry, eventually, stream
+from tests.rig.recycling import SLOWER, find
 
 SLOW_S = 2.0
 SILENT = Script(nohead=60.0)
@@ -91,3 +92,23 @@ async def test_a_relay_that_answers_no_canary_is_unknown(rig):
     assert app.inside.caring.band.shown() is None
     assert (await ask(app.port, chat())).status == 200
     assert blameless(app)
+
+
+async def test_chat_leaves_a_degraded_node_only_for_a_relay_that_is_better(rig):
+    """As canaries show it; without enough of them the relay is taken at the operator's word."""
+    await rig.node()
+    relay = await rig.relay()
+    app = await rig.router(relay=relay, care={"degraded_chat": "none"})
+    find(app, n1=SLOWER)
+    app.inside.caring.keeper.look()
+    sampled, places = app.inside.caring.canary.sampled, []
+    for name, seconds in (("nobody", 0.0), ("n1", 0.2), ("relay", 0.5), ("relay", 0.1)):
+        for _ in range(24):
+            sampled(name, seconds)
+        places.append((await ask(app.port, chat())).header("x-ebbtide-node"))
+    assert places == ["relay", "relay", "n1", "relay"]
+    shown = {name for name in await app.metrics() if name.startswith("ebbtide_canary_seconds")}
+    assert shown == {f'ebbtide_canary_seconds{{node="{name}"}}' for name in ("n1", "relay")}
+    sampled("relay", 9.0)
+    app.inside.caring.forget("relay")
+    assert not app.node("n1").outruns_relay, "another relay is another matter"
