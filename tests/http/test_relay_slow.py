@@ -1,4 +1,4 @@
-"""A relay that is slow, or says nothing: whoever a node can answer does not wait for it, and no node is blamed."""
+"""A relay that is slow, silent or down: whoever a node can answer does not wait for it, and no node is blamed."""
 
 import asyncio
 from time import monotonic
@@ -60,6 +60,26 @@ async def test_a_relay_that_says_nothing_is_given_up_and_no_node_is_blamed(rig):
     assert (lost.status, lost.header("x-should-retry")) == (504, "false")
     assert (await ask(app.port, chat())).header("x-ebbtide-node") == "n1"
     assert (relay.accepted, one.accepted) == (1, 2)
+    assert blameless(app)
+
+
+async def test_a_relay_that_is_down_costs_the_calls_that_need_it_and_no_others(rig):
+    """They are told so at once, and it is used again as soon as it is back."""
+    one, relay = await rig.node(), await rig.relay()
+    app = await rig.router(entry(one, max_sequences=1), relay=relay, **NO_PATIENCE)
+    await relay.down()
+    one.upcoming.append(Script(ttft=60.0))
+    busy = asyncio.create_task(ask(app.port, stream()))
+    await eventually(lambda: one.running)
+    lost = await ask(app.port, chat())
+    await relay.up()
+    away = await ask(app.port, chat())
+    busy.cancel()
+    await asyncio.gather(busy, return_exceptions=True)
+    await eventually(lambda: not one.inflight, within=5)
+    assert (lost.status, lost.error["code"]) == (502, "upstream_unavailable")
+    assert (away.status, away.header("x-ebbtide-node")) == (200, "relay")
+    assert (await ask(app.port, chat())).header("x-ebbtide-node") == "n1"
     assert blameless(app)
 
 
