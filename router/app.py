@@ -40,6 +40,7 @@ from router.fleet.aborts import Aborts
 from router.fleet.discovery import Resolve, resolved
 from router.fleet.fleet import Fleet
 from router.fleet.probe import Probe
+from router.fleet.stays import Stays
 from router.fleet.watch import Watch
 from router.jobs.upkeep import always
 from router.metrics import Metrics
@@ -87,6 +88,7 @@ class App:
         self.client = Client(connections=CONNECTIONS)
         self.watch = Watch(lambda: [node.name for node in self.nodes], self.client, lambda: self.roster.agents)
         self.metrics.also(self.watch.families)
+        self.metrics.also(Stays(self.nodes, self.clock).families)
         self._build_corridor(settings)
         self._build_fleet(settings)
 

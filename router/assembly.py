@@ -32,7 +32,7 @@ from router.fleet.gpustack import Gpustack, Instance, node_name
 from router.fleet.gpustack.recycle import Restarts
 from router.fleet.hooks import Command, Hook, Http
 from router.jobs.receivers import Receivers, secret_bytes
-from router.settings import DnsEntry, GpustackEntry, NodeEntry, Settings, load_nodes
+from router.settings import DnsEntry, GpustackEntry, NodeEntry, Settings, agent_url, load_nodes
 from router.upstream.client import Client
 from router.upstream.pool import Bounds, Pool
 from router.upstream.target import Target
@@ -109,6 +109,7 @@ def _of_gpustack(entry: GpustackEntry, instance: Instance) -> Listed | None:
         "models": models,
         "pools": entry.model_pools.get(instance.model_name, entry.pools),
         "engine": entry.engine,
+        "agent": _agent(entry, instance.host, instance.port),
     }
     try:
         return listed(NodeEntry.model_validate(said))
@@ -126,7 +127,13 @@ def _at_address(entry: DnsEntry, address: str) -> Listed:
     label = entry.name.partition(".")[0].replace("_", "-").strip("-")[:18] or "dns"
     name = f"{label}-{address.replace(':', '-')}-{entry.port}"
     said = {key: getattr(entry, key) for key in DnsEntry.model_fields if key in NodeEntry.model_fields}
-    return listed(NodeEntry.model_validate({**said, "name": name, "url": f"http://{host}:{entry.port}"}))
+    said |= {"name": name, "url": f"http://{host}:{entry.port}", "agent": _agent(entry, host, entry.port)}
+    return listed(NodeEntry.model_validate(said))
+
+
+def _agent(entry: DnsEntry | GpustackEntry, host: str, port: int | None) -> str | None:
+    """Where the agent beside a discovered server is, if one was said to be."""
+    return None if entry.agent is None or port is None else agent_url(entry.agent, host, port)
 
 
 def target(url: str, api_key: SecretStr | None) -> Target:

@@ -64,6 +64,8 @@ class Caring:
         canary = settings.care.canary
         [self._first_tokens] = canary_families()
         self.band = Band(needed.clock)
+        self._fleet, self._clock = needed.fleet, needed.clock
+        self._bands: dict[str, Band] = {}
         self.canary = Canary(
             needed.fleet.nodes,
             taster,
@@ -111,15 +113,28 @@ class Caring:
 
     def forget(self, name: str) -> None:
         """A node is gone, or the relay is another one."""
+        self._bands.pop(name, None)
         if name == RELAY:
             self.band.clear()
+            self._compare()
         self.recycling.forget(name)
         self._first_tokens.forget("node", name)
 
     def _sampled(self, name: str, seconds: float) -> None:
+        if name != RELAY and name not in self._fleet.by_name:
+            return  # it went while it was asked
         self._first_tokens.set(seconds, (name,))
-        if name == RELAY:
-            self.band.add(seconds)
+        band = self.band if name == RELAY else self._bands.setdefault(name, Band(self._clock))
+        band.add(seconds)
+        self._compare()
+
+    def _compare(self) -> None:
+        """Say of each node whether it answers the same call sooner than the relay."""
+        relay = self.band.shown()
+        for node in self._fleet.nodes:
+            band = self._bands.get(node.name)
+            own = band.shown() if band is not None else None
+            node.outruns_relay = relay is not None and own is not None and own[0] < relay[0]
 
     def _relayed(self) -> tuple[str, ...]:
         relay = self._dispatcher.relay

@@ -5,6 +5,7 @@ Rules:
 - A node that is still told of stays the same object, with its state, budget and what was learnt of it; what is said of
   it is replaced. One with another URL or engine is another node.
 - Nodes that come are looked at before those that go are let go, so that a fleet that moves house always has nodes.
+- An agent tells the memory of one node: one that several nodes name is asked for none, and that is logged once.
 - A node that goes takes no new calls from that moment; its running calls end as they would have, their room with them.
   Then its connections, its series and its way are gone. What was stored in it is unknown at once.
 """
@@ -61,6 +62,7 @@ class Roster:
         self.discovery = Discovery((), self._news.set)
         self._departures = asyncio.Event()
         self._clashes: set[str] = set()
+        self._shared: set[str] = set()
 
     def pools(self) -> dict[str, Pool]:
         """All connection pools, by the name of the node; those of nodes that go are named so."""
@@ -113,8 +115,20 @@ class Roster:
     def _told_of(self) -> list[Node]:
         """The nodes there should be; new ones are in no room yet."""
         wanted = list(self._wanted())
-        self.agents = {one.spec.name: one.agent for one in wanted if one.agent is not None}
+        self.agents = self._beside(wanted)
         return [self._node(one) for one in wanted]
+
+    def _beside(self, wanted: Iterable[Listed]) -> dict[str, str]:
+        """Where each node's agent is asked. One that is named by several nodes cannot say whose memory it tells."""
+        named: dict[str, list[str]] = {}
+        for one in wanted:
+            if one.agent is not None:
+                named.setdefault(one.agent, []).append(one.spec.name)
+        shared = {url: ", ".join(sorted(names)) for url, names in named.items() if len(names) > 1}
+        for url in sorted(shared.keys() - self._shared):
+            log.warning("the agent at %s is named by %s: it is asked for none of them", url, shared[url])
+        self._shared = set(shared)
+        return {names[0]: url for url, names in named.items() if len(names) == 1}
 
     def _wanted(self) -> Iterator[Listed]:
         """All nodes there should be, those of the settings first."""

@@ -38,6 +38,7 @@ from router.dispatch.ledger import Ledger  # noqa: E402
 from router.dispatch.spending import Spending  # noqa: E402
 from router.fleet.keeper import Keeper  # noqa: E402
 from router.fleet.recycle import Recycling  # noqa: E402
+from router.fleet.stays import Stays  # noqa: E402
 from router.fleet.watch import Watch  # noqa: E402
 from router.jobs.gauges import Gauges  # noqa: E402
 from router.jobs.store.measures import Act, Measures, Trouble  # noqa: E402
@@ -108,7 +109,14 @@ def shown() -> Metrics:
     fleet = SimpleNamespace(nodes=(), by_name={})
     recycling = Recycling(fleet, None, bool, bool)  # type: ignore[arg-type]
     care = recycling, Keeper(fleet, recycling)  # type: ignore[arg-type]
-    rooms = (corridor, Gauges(store, runner, bool), Spending(Spend({}, 0.0)), Watch(tuple, None), *care)
+    rooms = (
+        corridor,
+        Gauges(store, runner, bool),
+        Spending(Spend({}, 0.0)),
+        Watch(tuple, None),
+        Stays((), float),
+        *care,
+    )
     for more in (*(room.families for room in rooms), canary_families):
         counted.also(more)
     return counted
@@ -130,6 +138,8 @@ def nodes() -> Iterator[str]:
     for state in State:
         after = (TRANSITIONS.get(state, {}).get(event) for event in Event)
         yield f"| `{state}` | {' | '.join(f'`{then}`' if then else '' for then in after)} |"
+    yield "\nIn `ebbtide_node_transitions_total` the cause is\n\n| cause | what |\n|---|---|"
+    yield from (f"| `{event.name.lower()}` | {event.value} |" for event in Event)
 
 
 def diagnosis() -> Iterator[str]:

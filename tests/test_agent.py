@@ -75,6 +75,18 @@ def test_the_whole_tree_is_read_and_a_restart_is_seen(name):
     assert again.started_at > seen.started_at
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="where the system derives starts from its clock")
+@pytest.mark.parametrize("step_s", [7200.0, -7200.0])
+def test_a_clock_that_is_set_is_no_restart(monkeypatch, step_s):
+    """Linux tells when a process began by the time of its boot, which moves with the clock."""
+    tree = Tree(Chosen(pid=os.getpid()))
+    before = tree.read()
+    booted = psutil._pslinux.boot_time()
+    monkeypatch.setattr(psutil._pslinux, "boot_time", lambda: booted + step_s)
+    after = tree.read()
+    assert (after.started_at, after.restarts) == (before.started_at, 0)
+
+
 def test_a_pattern_does_not_match_those_who_look():
     """It stands in the command line of the agent and of the shell it was started from."""
     table = {process.pid: process for process in psutil.process_iter()}

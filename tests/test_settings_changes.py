@@ -1,6 +1,7 @@
 """What differs between two settings, in words without values, and files of nodes."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import yaml
 
 from router.errors import SettingsError
-from router.settings import FIELDS, Settings, changes, load, load_nodes
+from router.settings import FIELDS, Settings, agent_url, changes, load, load_nodes
 from router.settings.changes import LIVE
 
 A = {"name": "a", "url": "http://127.0.0.1:8001"}
@@ -167,3 +168,33 @@ def test_gpustack_alone_is_enough(settings: Any) -> None:
     found = settings(nodes=[], discovery={"gpustack": said}).discovery
     assert found.sources == ("gpustack",)
     assert "k'" not in repr(found.gpustack)
+
+
+@pytest.mark.parametrize(
+    ("agent", "told"),
+    [
+        ("http://10.0.0.5:9400", "must hold {host}: each node has an agent of its own"),
+        ("http://{host}:{prt}", "may hold {host}, {port} and {port+1000}, and no other braces"),
+        ("http://{host}:{port-1}", "may hold {host}, {port} and {port+1000}, and no other braces"),
+        ("{host}:{port}", "must be a URL such as"),
+        ("http://u:p@{host}", "must not hold a user name or password"),
+        ("http://{host}:{port+65535}", "must be a URL such as"),
+    ],
+)
+def test_where_agents_of_discovered_nodes_are(settings: Any, agent: str, told: str) -> None:
+    one = {"name": "a.svc", "port": 8000, "agent": agent}
+    with pytest.raises(SettingsError, match=re.escape(f"discovery.dns.0.agent: {told}")):
+        settings(discovery={"dns": [one]})
+
+
+@pytest.mark.parametrize(
+    ("template", "host", "port", "url"),
+    [
+        ("http://{host}:9400", "10.0.0.5", 8000, "http://10.0.0.5:9400"),
+        ("http://{host}:{port+1000}", "[fd00::5]", 40001, "http://[fd00::5]:41001"),
+        ("https://agents.example/{host}/{port}", "10.0.0.5", 8000, "https://agents.example/10.0.0.5/8000"),
+        ("http://{host}:{port+30000}", "10.0.0.5", 40000, None),
+    ],
+)
+def test_the_agent_beside_a_discovered_node(template: str, host: str, port: int, url: str | None) -> None:
+    assert agent_url(template, host, port) == url

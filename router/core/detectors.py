@@ -169,16 +169,16 @@ class Curve:
         for _, load, value in shown:
             classes.setdefault(load_class(load), []).append((load, value))
         believed = {which: group for which, group in classes.items() if len(group) >= CLASS_BINS}
-        knots = [(median(x for x, _ in group), median(y for _, y in group)) for group in believed.values()]
-        self._knots = sorted(knots)
-        loads = [load for _, load, _ in shown]
+        knots = {which: (median(x for x, _ in group), median(y for _, y in group)) for which, group in believed.items()}
+        self._knots = sorted(knots.values())
+        loads = [load for group in believed.values() for load, _ in group]
         self._range = (0.9 * min(loads) - 0.5, 1.1 * max(loads) + 0.5) if loads else (1.0, 0.0)
         scatters = {which: self._scatter(group) for which, group in believed.items()}
         usual = median(scatters.values()) if scatters else LEAST_SCATTER
         self._noise = {
             which: max(found, usual) if len(believed[which]) < SURE_BINS else found for which, found in scatters.items()
         }
-        self._counts = {which: len(group) for which, group in believed.items()}
+        self._errors = {knots[which][0]: self._noise[which] / len(group) ** 0.5 for which, group in believed.items()}
 
     def shift(self, one: Shown) -> Point | None:
         """How far what was measured is off, as a logarithm, and its noise; None outside of the loads seen."""
@@ -189,22 +189,31 @@ class Curve:
         return math.log(one[2] / expected), self._noise.get(load_class(one[1]), noisy)
 
     def doubt(self, loads: Sequence[float]) -> float:
-        """How far the curve itself may be off at these loads, which no number of bins averages out."""
-        worst = max(noise / self._counts[which] ** 0.5 for which, noise in self._noise.items())
-        doubts = (
-            self._noise[which] / self._counts[which] ** 0.5 if which in self._noise else worst
-            for which in map(load_class, loads)
-        )
-        return median(doubts) * OF_MEDIAN
+        """How far the curve itself may be off at these loads, which no number of bins averages out.
+
+        It is the error of each knot by how much that counts at these loads together. Beyond the last knot it grows with
+        the distance, as the error of any straight line that is drawn on.
+        """
+        parts = dict.fromkeys(self._errors, 0.0)
+        for load in loads:
+            weighed = self._weighed(load)
+            expected = sum(part * value for _, value, part in weighed)
+            for at, value, part in weighed:
+                parts[at] += part * value / expected / len(loads)
+        return OF_MEDIAN * math.hypot(*(part * self._errors[at] for at, part in parts.items()))
 
     def _at(self, load: float) -> float | None:
+        return sum(part * value for _, value, part in self._weighed(load)) if self._knots else None
+
+    def _weighed(self, load: float) -> list[tuple[float, float, float]]:
+        """The knots that tell what to expect at a load, each with its part; the parts add up to 1."""
         knots = self._knots
         if len(knots) < 2:
-            return knots[0][1] if knots else None
+            return [(*one, 1.0) for one in knots]
         inside = [one for one in pairwise(knots) if one[0][0] <= load <= one[1][0]]
-        (left, low), (right, high) = inside[0] if inside else (knots[0], knots[-1])
-        slope = (high - low) / (right - left)
-        return high + slope * (load - right) if load > right else low + slope * (load - left)
+        left, right = inside[0] if inside else (knots[0], knots[-1])
+        part = (load - left[0]) / (right[0] - left[0])
+        return [(*left, 1.0 - part), (*right, part)]
 
     def _scatter(self, group: Sequence[tuple[float, float]]) -> float:
         expected = [(value, self._at(load)) for load, value in group]

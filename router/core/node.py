@@ -99,12 +99,16 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Node(Standing):
-    """One server that can answer. Changed only by what is observed; `now` is seconds of any steady clock."""
+    """One server that can answer. Changed only by what is observed; `now` is seconds of any steady clock.
+
+    `outruns_relay` is whether canaries show that it answers sooner than the relay; False while that is not known.
+    """
 
     __slots__ = (
         "bearing",
         "facts",
         "load",
+        "outruns_relay",
         "pace",
         "progress_at",
         "spec",
@@ -125,6 +129,7 @@ class Node(Standing):
         self.bearing = Bearing()
         self.trickle_s, self.trickle_at = 0.0, LONG_AGO
         self.takes_priority = True
+        self.outruns_relay = False
 
     @property
     def name(self) -> str:

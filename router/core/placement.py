@@ -227,11 +227,13 @@ def packing_order(nodes: Sequence[Node]) -> list[Node]:
 def _chat(call: Call, ready: Sequence[Node], now: float, situation: Situation) -> Decision:
     """An interactive call: where it has room, without batch if that can be had, by taking batch back if not.
 
-    Nodes that are not well come last; degraded ones not at all while others are usable, or a relay, if so chosen.
+    Nodes that are not well come last; degraded ones not at all while others are usable, or a relay that is better, if
+    so chosen.
     """
     well = [node for node in ready if node.access(INTERACTIVE) not in LEAST_BAD]
     if len(well) < len(ready) and not situation.policy.degraded_chat:
         better = [node for node in ready if node.access(INTERACTIVE) is not Access.CHOSEN]
+        better = better or [node for node in ready if node.outruns_relay]
         if not better and situation.relay:
             return Relay(RelayCause.DEGRADED)
         ready = better or ready

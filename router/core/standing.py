@@ -46,7 +46,8 @@ class Standing:
     """The state of a node and what led to it. `moved` is told, with the state before, when it changed.
 
     `jitter` gives the factor by which the next wait is made longer or shorter; `stretch` is how many times longer than
-    expected a first token is waited for, because it was given up too early or the node hangs.
+    expected a first token is waited for, because it was given up too early or the node hangs. `moves` counts what
+    changed it, and `spent` is how many seconds it was in each state that it has left.
     """
 
     __slots__ = (
@@ -55,6 +56,7 @@ class Standing:
         "backoff_s",
         "budget",
         "cause",
+        "entered_at",
         "failed_at",
         "faults",
         "flaps",
@@ -63,12 +65,14 @@ class Standing:
         "jitter",
         "misses",
         "moved",
+        "moves",
         "mute",
         "refusal_s",
         "refusals",
         "refused_until",
         "retry_at",
         "since",
+        "spent",
         "state",
         "strained_at",
         "stretch",
@@ -89,7 +93,20 @@ class Standing:
         self.backoff_s = BACKOFF_S[0]
         self.refusal_s = REFUSAL_S[0]
         self.moved: Callable[[Any, State], None] | None = None
+        self.moves: dict[tuple[State, Event, State], int] = {}
+        self.entered_at: float | None = None
+        self.spent: dict[State, float] = {}
         self.jitter: Callable[[], float] = _none
+
+    def met(self, now: float) -> None:
+        """It is there from now on: the time in its first state begins. A second word of it changes nothing."""
+        if self.entered_at is None:
+            self.entered_at = now
+
+    def stays(self, now: float) -> dict[State, float]:
+        """Seconds in each state so far, that of now included."""
+        stay = 0.0 if self.entered_at is None else max(0.0, now - self.entered_at)
+        return self.spent | {self.state: self.spent.get(self.state, 0.0) + stay}
 
     def usable(self, now: float, *, panic: bool = False) -> bool:
         """Whether a call may be sent now. In panic (no node is usable) waits are cut short."""
@@ -255,6 +272,8 @@ class Standing:
         before = self.state
         after = TRANSITIONS[before].get(event)
         if after is not None:
+            self.spent, self.entered_at = self.stays(now), now
+            self.moves[before, event, after] = self.moves.get((before, event, after), 0) + 1
             self.state, self.since, self.cause = after, now, cause
             if self.moved is not None:
                 self.moved(self, before)

@@ -133,6 +133,7 @@ class Fleet:
         """
         wanted = list(self.nodes if nodes is None else nodes)
         self._coming.update(wanted)
+        self._meet(wanted)
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout), asyncio.TaskGroup() as group:
@@ -151,8 +152,13 @@ class Fleet:
             if self.by_name.get(node.name) is not node:
                 self._leave(node)
         self._kept_contexts.clear()
+        self._meet(nodes)
         self._begin([node for node in nodes if node not in before])
         self._changed()
+
+    def _meet(self, nodes: Iterable[Node]) -> None:
+        for node in nodes:
+            node.met(self._clock())
 
     async def watch(self) -> None:
         """Look at all nodes, again and again, until cancelled."""

@@ -24,10 +24,11 @@ from router.settings.sections import (
     Store,
     Upstream,
 )  # fmt: skip
+from router.settings.values import agent_url
 
 __all__ = [
     "FIELDS", "BatchPool", "Change", "Classify", "Discovery", "DnsEntry", "GpustackEntry", "InteractivePool",
     "KeyEntry", "Log", "NodeEntry", "Pools", "Probe",
-    "RelayEntry", "Server", "Settings", "Store", "Upstream", "changes", "dump", "load",
+    "RelayEntry", "Server", "Settings", "Store", "Upstream", "agent_url", "changes", "dump", "load",
     "load_nodes", "variable",
 ]  # fmt: skip

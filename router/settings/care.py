@@ -76,7 +76,8 @@ class Care(Section):
     """What is done about nodes that become slower, leak, or are to be restarted."""
 
     degraded_chat: Literal["some", "none"] = "some"
-    """Chat on a node that is diagnosed as slower: `some` when no other has room, `none` while others or a relay can."""
+    """Chat on a node that is diagnosed as slower: `some` when no other has room, `none` while others can, or a relay
+    that canaries do not show to be slower still."""
     first_byte_least_s: Seconds = 15
     """Shortest wait for a first token from a node that is known to be fast; the longest is `upstream.first_byte_s`."""
     drain_s: Seconds = 600

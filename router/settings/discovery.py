@@ -6,7 +6,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from router.core.call import Workload
 from router.settings.section import Section
-from router.settings.values import Clash, Count, HostName, ModelName, Models, NodePort, Seconds, Secret, Url
+from router.settings.values import AgentUrl, Clash, Count, HostName, ModelName, Models, NodePort, Seconds, Secret, Url
 
 
 class DnsEntry(Section):
@@ -32,6 +32,9 @@ class DnsEntry(Section):
     """As `max_sequences` of a node."""
     kv_tokens: Count | None = None
     """As `kv_tokens` of a node."""
+    agent: AgentUrl | None = None
+    """As `agent` of a node, for every address: `http://{host}:9400`. `{host}` is the address, `{port}` the server's
+    port, `{port+1000}` so much above it."""
 
     @property
     def source(self) -> str:
@@ -55,6 +58,9 @@ class GpustackEntry(Section):
     """The same for instances of single models, by GPUStack's name, in place of `pools`."""
     engine: Literal["auto", "vllm", "sglang", "llamacpp", "ollama", "openai"] = "auto"
     """As `engine` of a node."""
+    agent: AgentUrl | None = None
+    """As `agent` of a node, for every instance: `http://{host}:{port+1000}` is the instance's address, and its own port
+    plus 1000, which differs where a worker runs several; `{port}` is the port itself."""
     poll_s: Seconds = 15
     """Time between two readings of the whole list. Changes are heard at once from GPUStack's watch; this is the net."""
     timeout_s: Seconds = 10

@@ -23,6 +23,8 @@ DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
 NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 HOOK_HOST = re.compile(r"(?:\*\.)?[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,251}[A-Za-z0-9_])?|[0-9A-Fa-f:]+")
 LABEL = re.compile(r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9])?")
+AGENT_PART = re.compile(r"\{(?:host|port(?:\+(\d{1,5}))?)\}")
+MOST_PORT = 65_535
 TAKEN_NAMES = frozenset({"relay", "other", "none"})
 """Words that stand beside node names in headers and metric labels."""
 
@@ -57,6 +59,26 @@ def _url(value: str) -> str:
     if "?" in value or "#" in value:
         raise ValueError("must not hold a query or fragment")
     return value.rstrip("/")
+
+
+def _agent(value: str) -> str:
+    if re.search(r"[{}]", AGENT_PART.sub("", value)):
+        raise ValueError("may hold {host}, {port} and {port+1000}, and no other braces")
+    if "{host}" not in value:
+        raise ValueError("must hold {host}: each node has an agent of its own")
+    _url(agent_url(value, "127.0.0.1", 1) or "")
+    return value
+
+
+def agent_url(template: str, host: str, port: int) -> str | None:
+    """Where the agent beside a server is, by a template; None where no port is left for it.
+
+    `{host}` is the server's host as it stands in a URL, `{port}` its port, `{port+1000}` so much above it.
+    """
+    ports = [port + int(more or 0) for more in AGENT_PART.findall(template)]
+    if any(one > MOST_PORT for one in ports):
+        return None
+    return AGENT_PART.sub(lambda part: host if part[0] == "{host}" else str(port + int(part[1] or 0)), template)
 
 
 def _origin(value: str) -> str:
@@ -150,14 +172,15 @@ Memory = Annotated[int, BeforeValidator(_number), Field(ge=2**20, le=2**50)]
 Word = Annotated[str, Field(min_length=1, max_length=4096)]
 Name = Annotated[str, Field(pattern=NAME), AfterValidator(_name)]
 Url = Annotated[str, AfterValidator(_url)]
+AgentUrl = Annotated[str, AfterValidator(_agent)]
 Secret = Annotated[SecretStr, AfterValidator(_secret)]
 Digest = Annotated[bytes, BeforeValidator(_digest), PlainSerializer(lambda digest: f"sha256:{digest.hex()}")]
 ModelName = Annotated[str, Field(min_length=1, max_length=512), AfterValidator(_model)]
 Models = Annotated[dict[ModelName, ModelName], BeforeValidator(_renamings)]
 Prices = dict[ModelName, Dollars]
 HostName = Annotated[str, Field(max_length=253), AfterValidator(_host)]
-Port = Annotated[int, BeforeValidator(_number), Field(ge=0, le=65_535)]
-NodePort = Annotated[int, BeforeValidator(_number), Field(ge=1, le=65_535)]
+Port = Annotated[int, BeforeValidator(_number), Field(ge=0, le=MOST_PORT)]
+NodePort = Annotated[int, BeforeValidator(_number), Field(ge=1, le=MOST_PORT)]
 Retries = Annotated[int, BeforeValidator(_number), Field(ge=0, le=10)]
 Ratio = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1, allow_inf_nan=False)]
 SecondsAToken = Annotated[float, BeforeValidator(_number), Field(ge=0, le=10, allow_inf_nan=False)]

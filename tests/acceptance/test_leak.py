@@ -19,8 +19,7 @@ from router.fleet import keeper, watch
 from tests.fakes import FakeNode, Script
 from tests.jobs.desk import line, room
 from tests.rig import ask, chat, entry, eventually, stream
-from tests.rig.recycling import called, care, hook
-from tests.rig.routers import free_port
+from tests.rig.recycling import agent, called, care, hook
 
 MIB = 2**20
 LIMIT = 72 * MIB
@@ -74,21 +73,6 @@ class Engine:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             await self._process.wait()
-
-
-@asynccontextmanager
-async def agent(match: str) -> AsyncIterator[str]:
-    """`ebbtide agent` for processes of that name: where it listens."""
-    port = free_port()
-    command = ["-m", "router", "agent", "--match", match, "--port", str(port), "--every", "0.08"]
-    process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
-    assert process.stderr is not None
-    assert b"agent on" in await process.stderr.readline()
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        await process.communicate()
 
 
 LIMITED = {"rss_limit_bytes": LIMIT}

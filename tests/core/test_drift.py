@@ -1,10 +1,11 @@
 """Verdicts over days of a node: the right one soon after a fault begins, and none where there is none."""
 
+import random
 from dataclasses import replace
 
 import pytest
 
-from router.core.detectors import Evidence, Told, began
+from router.core.detectors import Curve, Evidence, Told, began
 from router.core.drift import ALARMS, DETECTORS, TABLE, Course, Diagnosis, Verdict, diagnose
 from router.core.signals import Sample, Signals
 from tests.fakes.days import DECAY, FAULTS, LIMIT, Day, samples, verdicts
@@ -69,6 +70,40 @@ def test_load_alone_is_no_fault(day):
     held = [one.verdict for one in verdicts(day, every_min=30)]
     assert not ALARMS & set(held), "a false alarm"
     assert Verdict.STEADY in held
+
+
+def test_a_slow_relay_is_not_held_against_the_node():
+    """It is three times as slow as it was, and a node that is as fast as ever is steady."""
+    held = list(verdicts(Day(seed=2, relay_alone=2.0, hours=38.0), since_h=29, every_min=20))
+    assert not ALARMS & {one.verdict for one in held}
+    assert held[-1].verdict is Verdict.STEADY
+    assert held[-1].relay_drift_ratio == pytest.approx(3.0, rel=0.1)
+    assert held[-1].ttft_drift_ratio == pytest.approx(1.0, abs=0.03)
+    assert held[-1].found["relay"] is Told.YES
+
+
+def test_a_load_that_was_hardly_met_is_not_judged():
+    """Nights are all it knows when the day begins; one busy stretch among them does not say what is usual then."""
+    nights = [(float(at), load, 0.02 * (1 + 0.025 * load)) for at, load in enumerate((1.3, 2.2, 3.4) * 6)]
+    curve = Curve([*nights, (18.0, 8.5, 0.03)])
+    assert curve.shift((20.0, 3.6, 0.03)) is not None
+    assert curve.shift((20.0, 8.4, 0.03)) is None
+
+
+def test_what_is_drawn_on_beyond_what_was_met_is_doubted():
+    chance = random.Random(1)
+    shown = [(float(at), load, chance.gauss(1.0, 0.03)) for at, load in enumerate((1.3, 2.2, 3.4) * 6)]
+    curve = Curve(shown)
+    inside, edge, beyond = (curve.doubt([load] * 9) for load in (2.2, 3.4, 4.2))
+    assert 0.002 < inside < edge * 1.5
+    assert beyond > 1.3 * edge
+    assert curve.doubt([1.3, 2.2, 3.4]) < max(curve.doubt([load]) for load in (1.3, 2.2, 3.4)), "errors of knots differ"
+
+
+def test_the_first_morning_of_a_node_is_no_fault():
+    """Its load rises past all it met in the night, with bad luck besides."""
+    day = Day(seed=8009, hours=14.0, onset=99.0)
+    assert not ALARMS & {one.verdict for one in verdicts(day, since_h=9)}
 
 
 def test_a_restart_begins_anew():

@@ -365,3 +365,28 @@ def test_what_the_operator_says_may_change_and_what_was_learnt_stays() -> None:
     with permit:
         pass
     assert node.budget.held() == Room(0, 0)
+
+
+def test_moves_are_counted_and_stays_add_up() -> None:
+    """Every second since it was met is in one state or another, however often it moved."""
+    node = Node(Spec(name="n", url="http://h", pools=BOTH))
+    assert node.stays(NOW) == {State.STARTING: 0.0}, "not met yet"
+    node.met(NOW)
+    node.met(NOW + 1.0)
+    node.seen(Facts(), Load(), NOW + 2.0)
+    node.drain(NOW + 5.0, "operator")
+    node.resume(NOW + 6.0, "operator")
+    node.observe(Sign.GOOD, NOW + 7.0, "answered")
+    assert node.spent == {State.STARTING: 2.0, State.READY: 3.0, State.DRAINING: 1.0, State.PROBATION: 1.0}
+    assert node.stays(NOW + 10.0) == node.spent | {State.READY: 6.0}
+    assert sum(node.stays(NOW + 10.0).values()) == 10.0
+    assert node.stays(NOW)[State.READY] == 3.0, "a clock that is set back takes nothing away"
+    assert node.moves == {
+        (State.STARTING, Event.PROBED, State.READY): 1,
+        (State.READY, Event.DRAIN, State.DRAINING): 1,
+        (State.DRAINING, Event.RESUME, State.PROBATION): 1,
+        (State.PROBATION, Event.ANSWERED, State.READY): 1,
+    }
+    node.drain(NOW + 11.0, "operator")
+    node.drain(NOW + 12.0, "operator")
+    assert node.moves[State.READY, Event.DRAIN, State.DRAINING] == 2

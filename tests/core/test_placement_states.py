@@ -60,6 +60,16 @@ def test_with_none_a_degraded_node_gets_chat_only_when_there_is_nobody_else() ->
     assert placed([unwell], BATCH, policy=NONE, relay=True) == Run(unwell), "nobody watches batch"
 
 
+def test_with_none_a_relay_takes_over_only_while_it_is_better() -> None:
+    one, two = node("one", state=State.DEGRADED), node("two", state=State.DEGRADED)
+    two.outruns_relay = True
+    for turn in range(2):
+        assert placed([one, two], policy=NONE, relay=True, turn=turn) == Run(two)
+    two.budget.hold(Room(950, 8), CHAT)
+    assert isinstance(placed([one, two], policy=NONE, relay=True), Wait)
+    assert placed([one, two], policy=NONE, relay=True, waited=9.0) == Relay(RelayCause.NO_ROOM)
+
+
 @pytest.mark.parametrize("state", [State.DRAINING, State.RECYCLING])
 def test_panic_does_not_reach_for_what_somebody_took_out(state: State) -> None:
     one = node(state=state)

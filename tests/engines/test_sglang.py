@@ -82,3 +82,9 @@ def test_counters_are_known_where_metrics_were_read() -> None:
     text = "sglang:num_retracted_requests_total 2\nsglang:prompt_tokens_total 9\nsglang:cached_tokens_total 3\n"
     assert SGLANG.counters(answers({METRICS: text})) == Counters(preemptions=2, prefix_queries=9, prefix_hits=3)
     assert SGLANG.counters(answers({})) == Counters()
+
+
+def test_counters_under_the_names_of_gpustack() -> None:
+    names = {"request_preemptions_total": 2, "prompt_tokens_total": 9, "prompt_tokens_cached_total": 3}
+    text = "".join(f'gpustack:{name}{{model_instance_id="1"}} {value}\n' for name, value in names.items())
+    assert SGLANG.counters(answers({METRICS: text})) == Counters(preemptions=2, prefix_queries=9, prefix_hits=3)

@@ -137,3 +137,23 @@ def test_counters_by_their_names_through_the_versions() -> None:
     assert VLLM.counters(two).preemptions == 7
     assert VLLM.counters(metrics("vllm:num_preemptions_total NaN")) == Counters(), "unknown is not zero"
     assert VLLM.counters(answers({})) == Counters()
+
+
+def test_what_a_worker_of_gpustack_tells_is_what_the_engine_told() -> None:
+    """GPUStack's own renaming of the recorded metrics, read again. It leaves out the KV capacity and the process."""
+    worker = answers({MODELS: document("vllm/models.json"), METRICS: text("gpustack/worker-vllm.txt")})
+    facts, told, own = VLLM.facts(worker), VLLM.counters(worker), VLLM.counters(recorded())
+    assert VLLM.detect(worker)
+    assert (facts.tokens, facts.models["tiny"].context) == (None, 32768)
+    assert VLLM.load(worker, facts) == VLLM.load(recorded(), VLLM.facts(recorded()))
+    assert told == Counters(preemptions=own.preemptions, prefix_queries=own.prefix_queries, prefix_hits=own.prefix_hits)
+    assert (told.preemptions, told.prefix_queries, told.prefix_hits) == (0, 12, 0)
+
+
+def test_a_worker_with_several_instances_counts_for_none() -> None:
+    both = text("gpustack/worker-vllm.txt") + text("gpustack/worker-vllm.txt").replace(
+        'model_instance_id="1"', 'model_instance_id="2"'
+    )
+    got = answers({MODELS: document("vllm/models.json"), METRICS: both})
+    assert VLLM.counters(got) == Counters()
+    assert VLLM.load(got, VLLM.facts(got)) == Load()

@@ -35,6 +35,8 @@ class Day:
     """Hit ratio from the onset on; 0.5 before."""
     relay_slower: float = 0.0
     """Share by which the relay and the node both slow down at the onset."""
+    relay_alone: float = 0.0
+    """Share by which the relay slows down at the onset, and the node does not."""
     fills_h: float = 1.0
     """How fast memory fills after the start, as a time constant; it fills by 8 GiB."""
     tooth_h: float = 0.0
@@ -101,7 +103,7 @@ def samples(day: Day) -> Iterator[tuple[Sample, Sample | None]]:
             restarts=0,
             **totals,
         )
-        drift = (1 + day.relay_slower if bad else 1.0) * math.exp(world.step())
+        drift = (1 + day.relay_slower + day.relay_alone if bad else 1.0) * math.exp(world.step())
         relay = Sample(
             at=minute * 60.0,
             ttft_s=0.006 * drift * math.exp(chance.gauss(0, 0.08)),

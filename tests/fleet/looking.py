@@ -72,3 +72,15 @@ async def raw_server(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await server.wait_closed()
+
+
+def told(
+    body: str, status: str = "200 OK"
+) -> Callable[[asyncio.StreamReader, asyncio.StreamWriter, bytes], Awaitable[None]]:
+    """What `raw_server` is to answer: one body, whatever was asked."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, head: bytes) -> None:
+        writer.write(f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode())
+        await writer.drain()
+
+    return answer

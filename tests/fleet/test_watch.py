@@ -15,7 +15,7 @@ from router.fleet.watch import FIXED_TOKENS, MOST_CALLS, RELAY, Record, Watch, r
 from router.showing import trend
 from router.upstream.client import Client
 from tests.fakes.days import DECAY, replace, samples
-from tests.fleet.looking import Clock, raw_server
+from tests.fleet.looking import Clock, raw_server, told
 
 AGENT = (
     "ebbtide_agent_tree_rss_bytes 5e9\nprocess_resident_memory_bytes 1e9\nebbtide_agent_memory_limit_bytes 6e9\n"
@@ -27,14 +27,6 @@ AGENT = (
 def look(running: float | None = 2, waiting: float | None = 0, used: float | None = 0.5, **counted) -> Look:
     counters = Counters(**counted) if counted else None
     return Look(facts=Facts(), load=Load(running=running, waiting=waiting, used=used), counters=counters)
-
-
-def told(body: str, status: str = "200 OK"):
-    async def answer(reader, writer, head):
-        writer.write(f"HTTP/1.1 {status}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n{body}".encode())
-        await writer.drain()
-
-    return answer
 
 
 def test_a_sample_is_made_of_what_was_left_behind():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.rig import ask, eventually
+from tests.rig import ask, entry, eventually
 from tests.rig.recycling import act, care
 
 KEYS = [{"name": "boss", "key": "boss-key", "admin": True}, {"name": "ui", "key": "ui-key"}]
@@ -121,3 +121,35 @@ async def test_the_command_line_drains_and_resumes(rig):
     assert (await command(app, "resume", "n1", "--key", "boss-key"))[0] == 0
     status, _, err = await command(app, "drain")
     assert (status, "which node?" in err) == (1, True)
+
+
+async def test_moves_and_stays_are_counted_and_go_with_the_node(rig):
+    one, two = await rig.node(), await rig.node()
+    app = await rig.router(one, two)
+    await act(app, "n1", "drain")
+    await act(app, "n1", "resume")
+    await act(app, "n1", "drain")
+    found = await app.metrics()
+    told = {name: value for name, value in found.items() if "transitions_total" in name and 'node="n1"' in name}
+    assert told == {
+        f'ebbtide_node_transitions_total{{cause="{cause}",from="{before}",node="n1",to="{after}"}}': count
+        for before, after, cause, count in (
+            ("starting", "ready", "probed", 1),
+            ("ready", "draining", "drain", 1),
+            ("draining", "probation", "resume", 1),
+            ("probation", "draining", "drain", 1),
+        )
+    }
+    stays = {name: value for name, value in found.items() if "state_seconds_total" in name and 'node="n1"' in name}
+    assert set(stays) == {
+        f'ebbtide_node_state_seconds_total{{node="n1",state="{state}"}}'
+        for state in ("starting", "ready", "draining", "probation")
+    }
+    row = next(row for row in (await nodes(app)).json["data"] if row["name"] == "n1")
+    assert row["state_s"] <= sum(stays.values()) + 1
+    later = await app.metrics()
+    here = 'ebbtide_node_state_seconds_total{node="n1",state="draining"}'
+    assert later[here] > found[here], "the stay that goes on counts"
+    await app.reload({"nodes": [entry(two)]})
+    await eventually(lambda: not app.inside.roster.leaving)
+    assert not [name for name in await app.metrics() if 'node="n1"' in name]

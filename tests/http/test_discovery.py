@@ -112,9 +112,13 @@ async def test_every_address_of_a_name_is_a_node(rig: Rig) -> None:
         return list(said)
 
     dns = [{"name": "vllm.models.svc", "port": fake.port, "engine": "vllm", "pools": ["interactive"]}]
+    dns[0]["agent"] = "http://{host}:9400"
     app = await rig.router(nodes=[], discovery={"dns": dns, "dns_every_s": EVERY_S}, resolve=resolve, ready=False)
     first, second = (f"vllm-{address}-{fake.port}" for address in said)
     assert named(app) == [first, second]
+    assert app.inside.roster.agents == {
+        name: f"http://{address}:9400/metrics" for name, address in zip(named(app), said, strict=True)
+    }
     await eventually(lambda: app.node(first).state is State.READY)
     async with asyncio.TaskGroup() as group:
         long = group.create_task(ask(app.port, stream()))

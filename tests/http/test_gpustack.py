@@ -10,6 +10,8 @@ from router.core.node import State
 from tests.conftest import Rig
 from tests.fakes import Script
 from tests.fakes.gpustack import FakeGpustack
+from tests.fleet.looking import raw_server
+from tests.fleet.looking import told as answers
 from tests.rig import App, ask, chat, entry, eventually, stream
 
 MODEL = "qwen2.5-7b"
@@ -125,3 +127,48 @@ async def test_another_key_is_taken_at_a_reload(rig: Rig, server: FakeGpustack) 
     changed = await app.reload({"nodes": [entry(fixed)], "discovery": told(server)})
     assert changed == ["discovery.gpustack.api_key changed"]
     await eventually(lambda: named(app) == ["fixed", row["name"]])
+
+
+async def test_an_agent_beside_each_instance_tells_its_memory(rig: Rig, server: FakeGpustack) -> None:
+    """Found by the port of the instance; one that is created again elsewhere has another."""
+    one, two = await rig.node("one", models=[MODEL]), await rig.node("two", models=[MODEL])
+    first = server.add(port=one.port)
+    app = await rig.router(nodes=[], discovery=told(server, agent="http://{host}:{port+1000}/of-{port}"))
+    asked = app.inside.roster.agents
+    assert asked == {first["name"]: f"http://127.0.0.1:{one.port + 1000}/of-{one.port}/metrics"}
+    server.remove(first["id"])
+    second = server.add(port=two.port)
+    await eventually(lambda: named(app) == [second["name"]])
+    assert list(app.inside.roster.agents.values()) == [f"http://127.0.0.1:{two.port + 1000}/of-{two.port}/metrics"]
+
+
+async def test_an_agent_is_asked_as_the_settings_say_now(rig: Rig, server: FakeGpustack) -> None:
+    """What it tells is the instance's; after a reload without it nobody is asked, and no series is left."""
+    one, fixed = await rig.node("one", models=[MODEL]), await rig.node("fixed")
+    name = server.add(port=one.port)["name"]
+    async with raw_server(answers("ebbtide_agent_tree_rss_bytes 7e9\n")) as agent:
+        said = told(server, agent=agent.replace("127.0.0.1", "{host}"))
+        app = await rig.router(fixed, discovery=said)
+        up = f'ebbtide_node_agent_up{{node="{name}"}}'
+        await app.inside.watch.step()
+        assert app.inside.watch.signals(name).latest["rss_bytes"] == 7e9
+        assert (await app.metrics())[up] == 1
+        changed = await app.reload({"nodes": [entry(fixed)], "discovery": told(server)})
+        assert changed == ["discovery.gpustack.agent removed"]
+        await eventually(lambda: app.inside.roster.agents == {})
+        assert up not in await app.metrics()
+
+
+async def test_an_agent_that_several_nodes_name_is_asked_for_none(
+    rig: Rig, server: FakeGpustack, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It reads one engine: whose memory that is cannot be told, and the wrong one would be restarted."""
+    one, two = await rig.node("one", models=[MODEL]), await rig.node("two", models=[MODEL])
+    first, second = server.add(port=one.port)["name"], server.add(port=two.port)
+    app = await rig.router(nodes=[], discovery=told(server, agent="http://{host}:9400"))
+    assert app.inside.roster.agents == {}
+    server.remove(second["id"])
+    await eventually(lambda: app.inside.roster.agents == {first: "http://127.0.0.1:9400/metrics"})
+    warned = [record.message for record in caplog.records if "is named by" in record.message]
+    names = ", ".join(sorted((first, second["name"])))
+    assert warned == [f"the agent at http://127.0.0.1:9400/metrics is named by {names}: it is asked for none of them"]

@@ -1,6 +1,7 @@
 """What a recycle needs in a test: a hook as an operator writes it, something that restarts, findings as told."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 from router.core.detectors import Evidence
 from tests.fakes import FakeNode
 from tests.rig.client import Reply, ask
-from tests.rig.routers import App
+from tests.rig.routers import App, free_port
 
 LIMIT = 4 * 2**30
 
@@ -77,3 +78,18 @@ async def restarting(log: Path, *nodes: FakeNode, away_s: float = 0.1) -> AsyncI
 async def act(app: App, name: str, what: str, body: Any = None, headers: Any = ()) -> Reply:
     """An operator's word over HTTP."""
     return await ask(app.port, body, path=f"/admin/nodes/{name}/{what}", headers=headers)
+
+
+@asynccontextmanager
+async def agent(match: str) -> AsyncIterator[str]:
+    """`ebbtide agent` for processes of that name: where it listens."""
+    port = free_port()
+    command = ["-m", "router", "agent", "--match", match, "--port", str(port), "--every", "0.08"]
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
+    assert b"agent on" in await process.stderr.readline()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        await process.communicate()

@@ -38,7 +38,13 @@ VERSION = Read("version")
 GPUSTACK_RUNNING = "gpustack:num_requests_running"
 GPUSTACK_WAITING = "gpustack:num_requests_waiting"
 GPUSTACK_USED = "gpustack:kv_cache_usage_ratio"
-"""The load of vLLM and SGLang in the words of GPUStack's workers (`assets/metrics_config` of 2.3)."""
+GPUSTACK_PREEMPTIONS = "gpustack:request_preemptions_total"
+GPUSTACK_QUERIES = "gpustack:prefix_cache_queries_total"
+GPUSTACK_HITS = "gpustack:prefix_cache_hits_total"
+GPUSTACK_PROMPT = "gpustack:prompt_tokens_total"
+GPUSTACK_CACHED = "gpustack:prompt_tokens_cached_total"
+GPUSTACK_GENERATED = "gpustack:generation_tokens_total"
+"""What vLLM and SGLang tell, in the words of GPUStack's workers (`assets/metrics_config` of 2.3)."""
 
 
 class Answers:

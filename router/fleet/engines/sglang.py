@@ -11,6 +11,9 @@ from typing import Any
 from router.core.node import Facts, Load
 from router.core.signals import Counters
 from router.fleet.engines.dialect import (
+    GPUSTACK_CACHED,
+    GPUSTACK_PREEMPTIONS,
+    GPUSTACK_PROMPT,
     GPUSTACK_RUNNING,
     GPUSTACK_USED,
     GPUSTACK_WAITING,
@@ -41,9 +44,9 @@ WAITING = ("sglang:num_queue_reqs", GPUSTACK_WAITING)
 USED = ("sglang:token_usage", "sglang:full_token_usage", GPUSTACK_USED)
 CAPACITY = ("sglang:max_total_num_tokens",)
 RANK = "dp_rank"
-PREEMPTIONS = ("sglang:num_retracted_requests_total",)
-QUERIES = ("sglang:prompt_tokens_total",)
-HITS = ("sglang:cached_tokens_total",)
+PREEMPTIONS = ("sglang:num_retracted_requests_total", GPUSTACK_PREEMPTIONS)
+QUERIES = ("sglang:prompt_tokens_total", GPUSTACK_PROMPT)
+HITS = ("sglang:cached_tokens_total", GPUSTACK_CACHED)
 
 
 def _detect(answers: Answers) -> bool:

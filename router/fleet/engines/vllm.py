@@ -8,10 +8,16 @@ differs from it (a hybrid model, for which that product is wrong); unknown. Labe
 """
 
 from collections.abc import Mapping
+from itertools import chain
 
 from router.core.node import Facts, Load
 from router.core.signals import Counters
 from router.fleet.engines.dialect import (
+    GPUSTACK_GENERATED,
+    GPUSTACK_HITS,
+    GPUSTACK_PREEMPTIONS,
+    GPUSTACK_PROMPT,
+    GPUSTACK_QUERIES,
     GPUSTACK_RUNNING,
     GPUSTACK_USED,
     GPUSTACK_WAITING,
@@ -41,13 +47,18 @@ RUNNING = ("vllm:num_requests_running", GPUSTACK_RUNNING)
 WAITING = ("vllm:num_requests_waiting", "vllm:num_requests_waiting_by_reason", GPUSTACK_WAITING)
 USED = ("vllm:kv_cache_usage_perc", "vllm:gpu_cache_usage_perc", GPUSTACK_USED)
 
-PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions")
-QUERIES = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_queries", "vllm:gpu_prefix_cache_queries_total")
-HITS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits_total")
+PREEMPTIONS = ("vllm:num_preemptions_total", "vllm:num_preemptions", GPUSTACK_PREEMPTIONS)
+QUERIES = (
+    "vllm:prefix_cache_queries_total",
+    "vllm:prefix_cache_queries",
+    "vllm:gpu_prefix_cache_queries_total",
+    GPUSTACK_QUERIES,
+)
+HITS = ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits", "vllm:gpu_prefix_cache_hits_total", GPUSTACK_HITS)
 MEMORY = ("process_resident_memory_bytes",)
 """Of the API server's process alone, and not there at all with several of them."""
 STARTED = ("process_start_time_seconds",)
-DONE = ("vllm:prompt_tokens_total", "vllm:generation_tokens_total")
+DONE = (("vllm:prompt_tokens_total", GPUSTACK_PROMPT), ("vllm:generation_tokens_total", GPUSTACK_GENERATED))
 
 
 def _detect(answers: Answers) -> bool:
@@ -78,7 +89,7 @@ def _rank_tokens(sample: Sample) -> int | None:
 
 
 def _load(answers: Answers, facts: Facts) -> Load:
-    found = answers.samples((*RUNNING, *WAITING, *USED, *DONE))
+    found = answers.samples((*RUNNING, *WAITING, *USED, *chain(*DONE)))
     return Load(
         running=total(count(sample.value) for sample in first_named(found, RUNNING)),
         waiting=total(count(sample.value) for sample in first_named(found, WAITING)),
@@ -100,7 +111,7 @@ def _counters(answers: Answers) -> Counters:
 
 def _done(found: Mapping[str, list[Sample]]) -> float | None:
     """Prompt and output tokens so far; both count on while a call runs."""
-    counts = [total(count(sample.value) for sample in first_named(found, (name,))) for name in DONE]
+    counts = [total(count(sample.value) for sample in first_named(found, names)) for names in DONE]
     known = [number for number in counts if number is not None]
     return float(sum(known)) if len(known) == len(DONE) else None
 

@@ -79,10 +79,15 @@ class Instance(msgspec.Struct, frozen=True, kw_only=True):
         return self.placed and self.state in SERVING
 
     @property
+    def host(self) -> str:
+        """Its address as it stands in a URL."""
+        address = self.address or ""
+        return f"[{address}]" if ":" in address else address
+
+    @property
     def url(self) -> str:
         """Its engine's URL. Engines that GPUStack starts speak http."""
-        address = self.address or ""
-        return f"http://{f'[{address}]' if ':' in address else address}:{self.port}"
+        return f"http://{self.host}:{self.port}"
 
 
 class Model(msgspec.Struct, frozen=True, kw_only=True):
