@@ -150,6 +150,8 @@ class RouterProcess:
         self.process.send_signal(signal.SIGHUP)
         done = ("settings reloaded", "settings not reloaded")
         await eventually(lambda: any(words in self.said[before:] for words in done), within=START_S)
+        # All lines of one reload are written in one turn of its loop: whatever it answers next comes after the last.
+        await ask(self.port, path="/readyz", method="GET")
         return self.said[before:]
 
 
