@@ -17,6 +17,7 @@ import pytest
 from tests.acceptance.batches import Tally, content, counted_exactly, ended, lines, look, submit
 from tests.fakes import FakeNode, Script
 from tests.rig import RouterProcess, ask, chat, entry, eventually, running_process
+from tests.rig.stem import stem
 from tests.store.conftest import database, server, socket_of
 
 __all__ = ["server"]
@@ -67,16 +68,17 @@ async def test_killed_at_twenty_points_then_a_node_is_lost(nodes, tmp_path):
     moments, tally = random.Random(SEED), Tally(nodes)
     how = settings(nodes, f"sqlite:///{tmp_path}/ebbtide.db")
     batch_id, progress = "", 0
-    for life in range(KILLS):
-        async with running_process(how, tmp_path) as router:
-            if not life:
-                batch_id = await submit(router.port, lines(LINES))
-            batch = await look(router.port, batch_id)
-            assert batch["request_counts"]["completed"] >= progress
-            progress = batch["request_counts"]["completed"]
-            assert batch["request_counts"]["failed"] == 0
-            await asyncio.sleep(moments.uniform(0.0, 0.5))
-            await kill(router)
+    async with stem() as tree:
+        for life in range(KILLS):
+            async with running_process(how, tmp_path, stem=tree) as router:
+                if not life:
+                    batch_id = await submit(router.port, lines(LINES))
+                batch = await look(router.port, batch_id)
+                assert batch["request_counts"]["completed"] >= progress
+                progress = batch["request_counts"]["completed"]
+                assert batch["request_counts"]["failed"] == 0
+                await asyncio.sleep(moments.uniform(0.0, 0.5))
+                await kill(router)
     assert 0 < progress < LINES
     assert tally.repeats <= KILLS * UNDER_WAY
     began = monotonic()
