@@ -10,9 +10,10 @@ import gc
 import json
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,31 +52,33 @@ class Forked:
 
 
 class Stem:
-    """A process that forks routers."""
+    """A process that forks routers, in any event loop."""
 
-    def __init__(self, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
 
     async def fork(self, command: Sequence[str], home: Path, log: Path) -> Forked:
         """`ebbtide` with this command line."""
+        return Forked(await asyncio.to_thread(self._ask, json.dumps([str(home), str(log), *command])))
+
+    def _ask(self, line: str) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([str(home), str(log), *command]).encode() + b"\n")
-        return Forked(int(await self._process.stdout.readline()))
+        self._process.stdin.write(line.encode() + b"\n")
+        self._process.stdin.flush()
+        return int(self._process.stdout.readline())
 
 
-@asynccontextmanager
-async def stem() -> AsyncIterator[Stem | None]:
+@contextmanager
+def stem() -> Iterator[Stem | None]:
     """One that lasts as long as the block. None where the system has no handles of processes (all but Linux)."""
     if not hasattr(os, "pidfd_open"):
         yield None
         return
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(sys.executable, "-c", PROGRAM, cwd=ROOT, stdin=pipe, stdout=pipe)
-    try:
+    command, pipe = [sys.executable, "-c", PROGRAM], subprocess.PIPE
+    # Leaving the block ends what it reads, and thereby it.
+    with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe) as process:
         yield Stem(process)
-    finally:
-        await process.communicate(b"")  # and thereby to the end of what it reads
 
 
 def main() -> None:
