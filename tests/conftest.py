@@ -1,13 +1,22 @@
 """Fixtures every room may use. See `tests/fakes` for nodes and `tests/rig` for the router and raw clients."""
 
+import gc
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
 from typing import Any
 
 import pytest
 
+from router.process import GC_THRESHOLDS
 from tests.fakes import FakeNode
 from tests.rig import App, Baseline, entry, nothing_leaks, relay_entry, running_app
+
+
+def pytest_collection_finish() -> None:
+    """The collector runs as seldom as in a router's process, and leaves alone what every test has imported."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 class Rig:

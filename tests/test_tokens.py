@@ -148,6 +148,7 @@ async def test_without_a_sound_vocabulary_counts_are_guesses(monkeypatch, tmp_pa
     if vocabulary is not None:
         (tmp_path / "data" / counting.VOCABULARY).write_bytes(vocabulary)
     monkeypatch.setattr(counting.resources, "files", lambda _package: tmp_path)
+    counting._encoding.cache_clear()
     guessing = Tokens.load()
     body = saying("word " * 20_000)
     assert not guessing.exact
@@ -197,6 +198,7 @@ def test_importing_reads_no_vocabulary_and_loading_needs_no_network(monkeypatch)
     )
     subprocess.run([sys.executable, "-W", "error", "-c", program], check=True, timeout=60)
     monkeypatch.setattr(socket.socket, "connect", None)
+    counting._encoding.cache_clear()
     assert Tokens.load().exact
 
 

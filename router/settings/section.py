@@ -7,9 +7,7 @@ from pydantic_settings import SettingsConfigDict
 class Section(BaseModel):
     """One mapping of the file."""
 
-    model_config = SettingsConfigDict(
-        frozen=True, extra="forbid", use_attribute_docstrings=True, hide_input_in_errors=True, validate_default=True
-    )
+    model_config = SettingsConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True, validate_default=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -17,8 +17,8 @@ from rich.text import Text
 from router.tools.ask import Answered, ask
 
 #: Days in the logs that are to be summarised, by brevity: about 1,500 tokens, which keep the slot busy, and then 4,000
-#: (or 1,500 again), which wait.
-LENGTHS = {False: (48, 114), True: (48, 48)}
+#: which wait; 1,100 each when brief, little over what makes a document long.
+LENGTHS = {False: (48, 114), True: (31, 31)}
 #: Added to the model's name by the node that serves both kinds of work.
 SHARED = "-shared"
 #: Days in the log that is taken back, by brevity: some 2,000 tokens, or 1,100.

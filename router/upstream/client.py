@@ -19,6 +19,7 @@ import httpx2
 import msgspec
 
 from router.errors import HookUnreached, ProbeFailed
+from router.upstream.target import verified
 
 __all__ = ["Client", "Hooks", "Said"]
 
@@ -60,7 +61,7 @@ class Client:
 
     def __init__(self, *, tls: ssl.SSLContext | None = None, connections: int = 64) -> None:
         self._http = httpx2.AsyncClient(
-            verify=tls or True,
+            verify=tls or verified(),
             trust_env=False,
             follow_redirects=False,
             limits=httpx2.Limits(
@@ -202,7 +203,7 @@ class Hooks:
 
     def __init__(self, *, tls: ssl.SSLContext | None = None, connections: int = 64) -> None:
         self._http = httpx2.AsyncClient(
-            verify=tls or ssl.create_default_context(),
+            verify=tls or verified(),
             trust_env=False,
             follow_redirects=False,
             limits=httpx2.Limits(max_connections=connections, max_keepalive_connections=0),

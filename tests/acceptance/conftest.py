@@ -1,4 +1,4 @@
-"""The conformance run: one world and one run of each client for all checks, and a record of how each went.
+"""The conformance run: one world a file and one run of each client for all checks, and a record of how each went.
 
 The record is `.cache/conformance.json`: check, client, result, and the reason where a client could not be run. It holds
 no times and no dates, so that two runs of one tree write the same file.
@@ -29,14 +29,14 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_results] = {}
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[World]:
-    """Nodes, relay and one router process for the whole run."""
+    """Nodes, relay and one router process for a file of tests: one that idles to the end of the run is dear."""
     async with a_world(tmp_path_factory.mktemp("acceptance")) as made:
         yield made
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def batch_world(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[BatchWorld]:
     """The same with a store, for files and batches."""
     async with a_batch_world(tmp_path_factory.mktemp("batches")) as made:
@@ -78,12 +78,12 @@ class Runs:
         return {line["scenario"]: line["result"] for line in lines} | {"stderr": wrong.decode()[-2000:]}
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def runs(world: World) -> Runs:
     return Runs(0, world.router.url, lambda _: KEY)
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session")
+@pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def batch_runs(batch_world: BatchWorld) -> Runs:
     """Nothing here depends on time, so the clients run side by side."""
     runs = Runs(1, batch_world.router.url, batch_world.key)

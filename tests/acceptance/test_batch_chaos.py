@@ -7,7 +7,7 @@ import asyncio
 import os
 import random
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from time import monotonic
 from typing import Any
@@ -17,6 +17,7 @@ import pytest
 from tests.acceptance.batches import Tally, content, counted_exactly, ended, lines, look, submit
 from tests.fakes import FakeNode, Script
 from tests.rig import RouterProcess, ask, chat, entry, eventually, running_process
+from tests.rig.stem import Stem, stem
 from tests.store.conftest import database, server, socket_of
 
 __all__ = ["server"]
@@ -37,6 +38,13 @@ def settings(nodes: list[FakeNode], store: str, **more: Any) -> dict[str, Any]:
         "nodes": [entry(node, max_sequences=SLOTS + 2) for node in nodes],
         **more,
     }
+
+
+@pytest.fixture(scope="module")
+def tree() -> Iterator[Stem | None]:
+    """What the routers of this file are forked from."""
+    with stem() as made:
+        yield made
 
 
 @pytest.fixture
@@ -62,13 +70,13 @@ async def kill(router: RouterProcess) -> None:
 @pytest.mark.check("C81")
 @pytest.mark.check("C83")
 @pytest.mark.timeout(240)
-async def test_killed_at_twenty_points_then_a_node_is_lost(nodes, tmp_path):
+async def test_killed_at_twenty_points_then_a_node_is_lost(nodes, tmp_path, tree):
     """C81, C83, B72."""
     moments, tally = random.Random(SEED), Tally(nodes)
     how = settings(nodes, f"sqlite:///{tmp_path}/ebbtide.db")
     batch_id, progress = "", 0
     for life in range(KILLS):
-        async with running_process(how, tmp_path) as router:
+        async with running_process(how, tmp_path, stem=tree) as router:
             if not life:
                 batch_id = await submit(router.port, lines(LINES))
             batch = await look(router.port, batch_id)
@@ -80,7 +88,7 @@ async def test_killed_at_twenty_points_then_a_node_is_lost(nodes, tmp_path):
     assert 0 < progress < LINES
     assert tally.repeats <= KILLS * UNDER_WAY
     began = monotonic()
-    async with running_process(how, tmp_path) as router:
+    async with running_process(how, tmp_path, stem=tree) as router:
         before = tally.completed
         await eventually(lambda: tally.completed > before, within=10)
         assert monotonic() - began < 5 + START_S
@@ -90,9 +98,9 @@ async def test_killed_at_twenty_points_then_a_node_is_lost(nodes, tmp_path):
     assert tally.asked().keys() >= {f"r{number}" for number in range(LINES)}
 
 
-async def test_with_every_node_lost_the_batch_waits_and_goes_on(nodes, tmp_path):
+async def test_with_every_node_lost_the_batch_waits_and_goes_on(nodes, tmp_path, tree):
     """B76: polls stay quick, nothing fails, and it ends once nodes are back."""
-    async with running_process(settings(nodes, f"sqlite:///{tmp_path}/ebbtide.db"), tmp_path) as router:
+    async with running_process(settings(nodes, f"sqlite:///{tmp_path}/ebbtide.db"), tmp_path, stem=tree) as router:
         for node in nodes:
             await node.down()
         batch_id = await submit(router.port, lines(20))
@@ -110,14 +118,14 @@ async def test_with_every_node_lost_the_batch_waits_and_goes_on(nodes, tmp_path)
 
 
 @pytest.mark.check("C81")
-async def test_cancelled_without_an_owner(nodes, tmp_path):
+async def test_cancelled_without_an_owner(nodes, tmp_path, tree):
     """B72: a cancel that comes while no router works on the batch, and C77."""
     how = settings(nodes, f"sqlite:///{tmp_path}/ebbtide.db")
-    async with running_process(how, tmp_path) as router:
+    async with running_process(how, tmp_path, stem=tree) as router:
         batch_id = await submit(router.port, lines(60))
         await _progress(router, batch_id, 5)
         await kill(router)
-    async with running_process(how, tmp_path) as router:
+    async with running_process(how, tmp_path, stem=tree) as router:
         cancelled = await ask(router.port, path=f"/v1/batches/{batch_id}/cancel")
         assert cancelled.json["status"] in ("cancelling", "cancelled")
         batch = await ended(router.port, batch_id, within=10)
@@ -129,7 +137,7 @@ async def test_cancelled_without_an_owner(nodes, tmp_path):
     assert sorted(line["custom_id"] for line in output + errors) == sorted(f"r{number}" for number in range(60))
 
 
-async def test_two_routers_of_which_one_freezes(nodes, tmp_path, postgres):
+async def test_two_routers_of_which_one_freezes(nodes, tmp_path, tree, postgres):
     """B73: who wakes up after its lines were taken over does no line again, and ends what it was doing."""
     tally = Tally(nodes)
     for node in nodes:
@@ -139,8 +147,8 @@ async def test_two_routers_of_which_one_freezes(nodes, tmp_path, postgres):
     for home in homes:
         home.mkdir()
     async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(running_process(how, homes[0]))
-        two = await stack.enter_async_context(running_process(how, homes[1]))
+        one = await stack.enter_async_context(running_process(how, homes[0], stem=tree))
+        two = await stack.enter_async_context(running_process(how, homes[1], stem=tree))
         batch_id = await submit(one.port, lines(LINES))
         await _progress(two, batch_id, 10)
         os.kill(one.process.pid, signal.SIGSTOP)
@@ -156,7 +164,7 @@ async def test_two_routers_of_which_one_freezes(nodes, tmp_path, postgres):
     assert tally.repeats <= frozen + UNDER_WAY
 
 
-async def test_two_routers_of_which_one_is_killed(nodes, tmp_path, postgres):
+async def test_two_routers_of_which_one_is_killed(nodes, tmp_path, tree, postgres):
     """The other takes its lines over within 30 s, though nobody restarts it."""
     tally = Tally(nodes)
     how = settings(nodes, postgres)
@@ -164,8 +172,8 @@ async def test_two_routers_of_which_one_is_killed(nodes, tmp_path, postgres):
     for home in homes:
         home.mkdir()
     async with AsyncExitStack() as stack:
-        one = await stack.enter_async_context(running_process(how, homes[0]))
-        two = await stack.enter_async_context(running_process(how, homes[1]))
+        one = await stack.enter_async_context(running_process(how, homes[0], stem=tree))
+        two = await stack.enter_async_context(running_process(how, homes[1], stem=tree))
         batch_id = await submit(one.port, lines(60))
         await _progress(two, batch_id, 10)
         under_way = tally.inflight

@@ -111,6 +111,7 @@ def settings(world: Mapping[str, FakeNode]) -> dict[str, Any]:
             "cors_origins": [ORIGIN],
         },
         "pools": {"interactive": {"patience_s": PATIENCE_S}},
+        "probe": {"every_s": 0.3},
         "upstream": {"first_byte_s": 10, "idle_s": 10},
         "nodes": [
             entry(world["a"], api_key=NODE_KEY),

@@ -139,7 +139,7 @@ async def test_a_stalled_stream_is_let_go_when_its_client_leaves(rig):
 async def test_one_silent_node_does_not_slow_the_others(rig):
     silent = await rig.node(models=["silent"], script=Script(nohead=600))
     await rig.node(models=["tiny"])
-    app = await rig.router(upstream={"first_byte_s": 1, "first_byte_per_prompt_token_s": 0.0001, "retries": 0})
+    app = await rig.router(upstream={"first_byte_s": 3, "first_byte_per_prompt_token_s": 0.0001, "retries": 0})
     stuck = [asyncio.create_task(ask(app.port, chat(model="silent"))) for _ in range(100)]
     await eventually(lambda: silent.inflight >= 50)
     took = []

@@ -208,14 +208,14 @@ async def test_a_queue_over_its_bytes_refuses_at_once_and_counts_back_to_zero(ri
     node = await rig.node(script=Script(ttft=30), context=10**7, kv_tokens=10**9)
     app = await rig.router(
         entry(node, max_sequences=1),
-        pools={"interactive": {"patience_s": 2, "queue_bytes": 1_100_000}},
+        pools={"interactive": {"patience_s": 4, "queue_bytes": 1_100_000}},
         classify={"long_prompt_tokens": 10**8},
     )
     async with await Connection.open(app.port) as holder:
         await holder.send(request(CHAT, chat()))
         await eventually(lambda: node.inflight == 1)
         calls = [asyncio.create_task(ask(app.port, chat("x " * 50_000))) for _ in range(30)]
-        await eventually(lambda: sum(call.done() for call in calls) == 20, within=2)
+        await eventually(lambda: sum(call.done() for call in calls) == 20, within=4)
         waiting = await app.metrics()
         assert waiting['ebbtide_queue_calls{workload="interactive"}'] == 10
         assert 1_000_000 < waiting['ebbtide_queue_bytes{workload="interactive"}'] <= 1_100_000

@@ -233,7 +233,7 @@ async def test_stopping_puts_back_what_runs_and_the_next_router_goes_on(rig, tmp
 
 async def test_chat_goes_on_beside_it(rig, tmp_path):
     node = await rig.node(script=Script(gap=0.01), slots=8)
-    app = await rig.router()
+    app = await rig.router(upstream={"connect_s": 5, "first_byte_s": 10, "idle_s": 10})
     async with room(app, tmp_path) as jobs:
         batch = await jobs.submit(line(number) for number in range(40))
         await eventually(lambda: node.inflight >= 4, within=5)

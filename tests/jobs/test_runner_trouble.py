@@ -157,9 +157,16 @@ async def test_the_window_ends_what_runs(rig, tmp_path):
     node = await rig.node(slots=8)
     node.on_request = lambda seen: Script(ttft=300) if b"line 3" in seen.body else None
     app = await rig.router()
-    async with room(app, tmp_path) as jobs:
-        batch = await jobs.submit((line(number) for number in range(5)), window_s=2)
-        results = await jobs.drained(batch, within=8)
+    ahead = 0.0
+    async with room(app, tmp_path, clock=lambda: time.time() + ahead) as jobs:
+        batch = await jobs.submit((line(number) for number in range(5)), window_s=3600)
+        async with asyncio.timeout(10):
+            while (now := await jobs.look(batch)).completed < 4:
+                assert now.state is not BatchState.EXPIRED
+                await asyncio.sleep(0.02)
+        await eventually(lambda: node.inflight)
+        ahead += 3600
+        results = await jobs.drained(batch)
         await eventually(lambda: len(node.aborted) == 1)
     assert results.batch.state is BatchState.EXPIRED
     assert results.errors.keys() == {"r3"}

@@ -21,6 +21,7 @@ import yaml
 
 from tests.fakes import FakeNode
 from tests.rig.client import ask
+from tests.rig.stem import Forked, Stem
 from tests.rig.wait import eventually
 
 START_S = 20.0
@@ -130,7 +131,7 @@ def _loaded(path: Path) -> Any:
 class RouterProcess:
     """A router as operators run it."""
 
-    process: asyncio.subprocess.Process
+    process: asyncio.subprocess.Process | Forked
     port: int
     log: Path
     config: Path
@@ -150,22 +151,32 @@ class RouterProcess:
         self.process.send_signal(signal.SIGHUP)
         done = ("settings reloaded", "settings not reloaded")
         await eventually(lambda: any(words in self.said[before:] for words in done), within=START_S)
+        # All lines of one reload are written in one turn of its loop: whatever it answers next comes after the last.
+        await ask(self.port, path="/readyz", method="GET")
         return self.said[before:]
 
 
 @asynccontextmanager
 async def running_process(
-    settings: Mapping[str, Any], home: Path, *, env: Mapping[str, str] | None = None
+    settings: Mapping[str, Any], home: Path, *, env: Mapping[str, str] | None = None, stem: Stem | None = None
 ) -> AsyncIterator[RouterProcess]:
-    """`python -m router serve` on a free port, ready to serve; its file and log live in `home`."""
+    """`python -m router serve` on a free port, ready to serve; its file and log live in `home`.
+
+    With a `stem` it is forked from that, in the stem's environment.
+    """
     config, log = home / "ebbtide.yaml", home / "router.log"
     port = free_port()
     config.write_text(yaml.safe_dump(with_quick_bounds(settings)))
-    command = [sys.executable, "-m", "router", "serve", "--config", str(config), "--port", str(port)]
-    with log.open("wb") as sink:
-        process = await asyncio.create_subprocess_exec(
-            *command, cwd=home, stdout=sink, stderr=sink, env=os.environ | _import_path() | dict(env or {})
-        )
+    command = ["serve", "--config", str(config), "--port", str(port)]
+    process: asyncio.subprocess.Process | Forked
+    if stem is not None:
+        process = await stem.fork(command, home, log)
+    else:
+        environment = os.environ | _import_path() | dict(env or {})
+        with log.open("wb") as sink:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "router", *command), cwd=home, stdout=sink, stderr=sink, env=environment
+            )
     router = RouterProcess(process, port, log, config)
     try:
         await _until_ready(router)
@@ -198,7 +209,7 @@ async def _until_ready(router: RouterProcess) -> None:
             await asyncio.sleep(0.05)
 
 
-async def _stop(process: asyncio.subprocess.Process) -> None:
+async def _stop(process: asyncio.subprocess.Process | Forked) -> None:
     if process.returncode is None:
         process.terminate()
         try:

@@ -9,7 +9,7 @@ T = TypeVar("T")
 STEP_S = 0.005
 
 
-async def eventually(predicate: Callable[[], T], within: float = 2.0) -> T:
+async def eventually(predicate: Callable[[], T], within: float = 5.0) -> T:
     """The first true value of `predicate`, asked again and again for at most `within` seconds."""
     deadline = monotonic() + within
     while not (value := predicate()):

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from router.errors import ConnectFailed, Truncated
+from router.upstream.client import Client
 from router.upstream.pool import Bounds, Pool
-from router.upstream.target import Target
+from router.upstream.target import Target, verified
 from tests.rig.tls import authority
 from tests.upstream.wire import GET, OK, Peer, answering, joined, once, post, settled, until
 
@@ -52,6 +53,30 @@ def test_exchanges_and_reuse(run, node_tls, our_tls):
             assert (pool.open, pool.idle) == (1, 1)
 
     run(scenario())
+
+
+def test_looks_and_calls_trust_the_authorities_of_the_system(run, node_tls, house, monkeypatch):
+    """One that an operator adds to them is known to both."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(house / "ca.pem"))
+    verified.cache_clear()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}")
+        writer.close()
+
+    async def scenario():
+        async with await asyncio.start_server(answer, "127.0.0.1", 0, ssl=node_tls) as server, Client() as client:
+            target = Target.parse(f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+            assert await client.get_json(target.url("models")) == {}
+            pool = Pool(target, Bounds(connect_s=2, first_byte_s=2, idle_s=2))
+            assert await whole(pool) == b"{}"
+            await pool.close()
+
+    try:
+        run(scenario())
+    finally:
+        verified.cache_clear()
 
 
 def test_an_unknown_authority_is_refused(run, node_tls):

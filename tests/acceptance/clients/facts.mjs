@@ -36,6 +36,16 @@ export const tried = async (call) => {
   return { ...result, seconds: clock() - began };
 };
 
+// Waits until a call runs on a node, as the router counts it.
+export const untilBusy = async (node) => {
+  const sample = `ebbtide_node_running{node="${node}",workload="interactive"} 1.0`;
+  const until = clock() + 5;
+  while (!(await (await fetch(`${BASE}/metrics`)).text()).includes(sample)) {
+    if (clock() > until) throw new Error(`no call reached ${node}`);
+    await pause(0.02);
+  }
+};
+
 export const each = async (names, call) => {
   const facts = {};
   for (const name of names) facts[name] = await call(name);

@@ -8,6 +8,7 @@ BASE is the router without `/v1`. A scenario reports plain facts as one JSON lin
 import json
 import sys
 import time
+from urllib.request import urlopen
 
 import openai
 
@@ -37,6 +38,16 @@ def tried(call):
     except openai.OpenAIError as error:
         result = failed(error)
     return result | {"seconds": time.monotonic() - began}
+
+
+def until_busy(node):
+    """Waits until a call runs on a node, as the router counts it."""
+    sample = f'ebbtide_node_running{{node="{node}",workload="interactive"}} 1.0'
+    until = time.monotonic() + 5
+    while sample not in urlopen(f"{BASE}/metrics").read().decode():
+        if time.monotonic() > until:
+            raise TimeoutError(f"no call reached {node}")
+        time.sleep(0.02)
 
 
 def run():

@@ -5,7 +5,7 @@
 // BASE is the router without `/v1`. A scenario reports plain facts; judging them is the caller's work.
 
 import OpenAI, { toFile } from 'openai';
-import { BASE, KEY, USER, clock, each, failed, pause, run, tried } from './facts.mjs';
+import { BASE, KEY, USER, clock, each, failed, pause, run, tried, untilBusy } from './facts.mjs';
 
 const SAY = [{ role: 'user', content: 'hello' }];
 const made = (options = {}) => new OpenAI({ baseURL: `${BASE}/v1`, apiKey: KEY, maxRetries: 0, timeout: 20000, ...options });
@@ -100,7 +100,7 @@ const SCENARIOS = {
   }),
   left_while_queued: async () => {
     const holder = tried(() => chat('narrow', { user: `${USER}-holder` }));
-    await pause(0.15);
+    await untilBusy('narrow');
     const waiting = await tried(() => chat('narrow', { user: `${USER}-left`, options: { timeout: 200 } }));
     await holder;
     return waiting;
@@ -158,7 +158,7 @@ const SCENARIOS = {
   }),
   asked_to_wait: async () => {
     const holder = tried(() => chat('narrow', { user: `${USER}-holder-2` }));
-    await pause(0.15);
+    await untilBusy('narrow');
     const answered = await tried(() => chat('narrow', { user: `${USER}-again`, api: patient }));
     await holder;
     return answered;

@@ -10,7 +10,7 @@ import threading
 import time
 
 import openai
-from facts import BASE, KEY, USER, failed, run, scenario, tried
+from facts import BASE, KEY, USER, failed, run, scenario, tried, until_busy
 
 SAY = [{"role": "user", "content": "hello"}]
 client = openai.OpenAI(base_url=f"{BASE}/v1", api_key=KEY, max_retries=0, timeout=20)
@@ -127,7 +127,7 @@ def tiers():
 def left_while_queued():
     holder = threading.Thread(target=lambda: tried(lambda: chat("narrow", user=f"{USER}-holder")))
     holder.start()
-    time.sleep(0.15)
+    until_busy("narrow")
     waiting = tried(lambda: chat("narrow", user=f"{USER}-left", timeout=0.2))
     holder.join()
     return waiting
@@ -284,7 +284,7 @@ def wrong_requests():
 def asked_to_wait():
     holder = threading.Thread(target=lambda: tried(lambda: chat("narrow", user=f"{USER}-holder-2")))
     holder.start()
-    time.sleep(0.15)
+    until_busy("narrow")
     answered = tried(lambda: chat("narrow", user=f"{USER}-again", api=client.copy(max_retries=2)))
     holder.join()
     return answered
