@@ -77,7 +77,7 @@ def meanings() -> dict[tuple[str, ...], str]:
             for key, below in pairwise(written.body):
                 match key, below:
                     case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
-                        texts[id(model.model_fields.get(name))] = inspect.cleandoc(text)
+                        texts[id(model.model_fields.get(name))] = " ".join(text.split())
     return {way: texts[id(field)] for way, field in FIELDS.items()}
 
 

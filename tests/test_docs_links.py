@@ -34,6 +34,13 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
+def test_rows_of_tables_are_whole(path):
+    """A row that goes over two lines ends the table, and is shown as text."""
+    lines = FENCE.sub("", path.read_text()).splitlines()
+    assert not [line for line in lines if line.startswith("|") != line.endswith("|")]
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=ids)
 def test_relative_links_resolve(path):
     prose = FENCE.sub("", path.read_text())
     broken = []
