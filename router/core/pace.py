@@ -57,6 +57,13 @@ class Past:
         self.losses = 0.0
         self.urgent = False
 
+    def moves(self, node: str, whole_s: float | None) -> None:
+        """Its prompt is read at `node` now: what another node read of it, of `whole_s` in all, was for nothing."""
+        if self.node not in (None, node) and self.read_s > 0.0:
+            self.losses += min(1.0, self.read_s / whole_s) if whole_s else 1.0
+            self.read_s = self.spent_s = 0.0
+        self.node = node
+
 
 class Pace:
     """What one node has shown. Times in seconds."""

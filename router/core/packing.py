@@ -14,13 +14,16 @@ __all__ = ["Bearing", "Packing"]
 
 FIRST_LIMIT = 16.0
 """Chats at once a node is believed to bear before any evidence."""
-WINDOW = 20
+WINDOW = 50
 """Calls near the limit that are judged together."""
-MISSES = 0.05
+MISSES = 0.02
 """Share of them that may miss the objective."""
 NEAR = 0.6
 """A call counts as evidence when the node held at least this share of its limit."""
+FIRST_WINDOW = 20
 FALL = 0.9
+FIRST_CLIMB = 0.5
+"""Before it first fell a limit is a guess, and climbs by this share of itself."""
 PEAK_S = 15.0
 """For so long the highest number of chats at once is remembered."""
 DWELL_S = 10.0
@@ -30,10 +33,11 @@ DWELL_S = 10.0
 class Bearing:
     """How many chats at once one node bears within the objective."""
 
-    __slots__ = ("_misses", "_seen", "limit")
+    __slots__ = ("_fell", "_misses", "_seen", "limit")
 
     def __init__(self) -> None:
         self.limit = FIRST_LIMIT
+        self._fell = False
         self._seen = self._misses = 0
 
     def judge(self, chats: int, *, kept: bool) -> None:
@@ -44,9 +48,10 @@ class Bearing:
         self._misses += not kept
         if self._misses > MISSES * WINDOW:
             self.limit = max(1.0, self.limit * FALL)
+            self._fell = True
             self._seen = self._misses = 0
-        elif self._seen >= WINDOW:
-            self.limit += max(1.0, self.limit * (1.0 - FALL) / 2)
+        elif self._seen >= WINDOW or (self._seen >= FIRST_WINDOW and not (self._fell or self._misses)):
+            self.limit += max(1.0, self.limit * ((1.0 - FALL) / 2 if self._fell else FIRST_CLIMB))
             self._seen = self._misses = 0
 
 
