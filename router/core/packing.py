@@ -20,10 +20,10 @@ MISSES = 0.02
 """Share of them that may miss the objective."""
 NEAR = 0.6
 """A call counts as evidence when the node held at least this share of its limit."""
-FIRST_WINDOW = 20
+FIRST_WINDOW = 10
 """So many in time, and none late, are enough while the limit never fell."""
 FALL = 0.9
-FIRST_CLIMB = 1.5
+FIRST_CLIMB = 1.25
 """Before it first fell a limit is a guess, and climbs to so many times what was borne."""
 PEAK_S = 15.0
 """For so long the highest number of chats at once is remembered."""
