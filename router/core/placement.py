@@ -113,9 +113,9 @@ class Situation(msgspec.Struct, kw_only=True):
     """What is known of one call beside the nodes.
 
     `waited` and `patience` in seconds; `tried` names nodes that failed this call; `relay` says whether a relay is
-    mapped for it; `chat_waits` whether interactive calls for the same model wait for room; `others` whether batch that was
-    never taken back does, and would use what room this call leaves; `turn` breaks ties; `past`
-    is what take-backs cost it so far; `packed` on how many nodes chat is placed, None to spread it over all.
+    mapped for it; `chat_waits` whether interactive calls for the same model wait for room; `others` whether batch
+    waits that was never taken back and has use for what room this call leaves; `turn` breaks ties; `past` is what
+    take-backs cost it so far; `packed` on how many nodes chat is placed, None to spread it over all.
     """
 
     waited: float = 0.0
