@@ -22,7 +22,7 @@ OFTEN = 8
 """Prompts of a length before the slowest of them is believed to be about the slowest there is."""
 ENOUGH = 3
 """Samples before a quantile is believed."""
-OBJECTIVE = 3.0
+OBJECTIVE = 2.0
 """`auto`: the objective for the first token is this multiple of the unloaded one, p95 for p95."""
 GAP = 3.0
 """Batch may stretch the time between two tokens of a chat to so many times the usual."""

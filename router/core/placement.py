@@ -350,7 +350,7 @@ def _preferred(ready: Sequence[Node], inner: Collection[str], situation: Situati
 def _worth_waiting(node: Node, situation: Situation, now: float) -> bool:
     """Whether the node keeps so much of the prompt that waiting for it costs less than reading it elsewhere."""
     past = situation.past
-    if past is None or past.node != node.name:
+    if past is None or past.node != node.name or past.urgent:
         return False
     return now - past.taken_at < past.read_s * (FAITHFUL if situation.others else 1.0)
 

@@ -205,10 +205,7 @@ class Runner:
             self._low.set()
 
     def _waiting(self) -> Counter[str]:
-        """Lines of ours that wait for room, by model, but those that had some: they may wait for their own node.
-
-        Not counted while there are too few to matter.
-        """
+        """Lines of ours, by model, that wait for room and never had any. Not counted while too few to matter."""
         admission = self.dispatcher.admission
         if admission.waiting(Workload.BATCH) <= WAITING:
             return Counter()
