@@ -137,7 +137,9 @@ def test_a_line_read_in_part_waits_for_its_node_and_longer_while_others_use_the_
     assert isinstance(soon, Wait)
     assert place(call(BATCH, 30_000), [chatting, free], 10.0 + 1.1 * waits_s, situation) == Run(free)
     past.urgent = True
-    assert place(call(BATCH, 30_000), [chatting, free], 10.1, situation) == Run(free, firm=True), "its window is about to close"
+    assert place(call(BATCH, 30_000), [chatting, free], 10.1, situation) == Run(free, firm=True), (
+        "its window is about to close"
+    )
 
 
 def test_what_another_node_read_shortens_nothing_here_and_says_nothing_of_what_is_kept() -> None:
