@@ -232,7 +232,7 @@ def send(options: argparse.Namespace, watch: Watch) -> list[str]:
     size = json.loads(door.ask("GET", f"/v1/files/{file_id}"))["bytes"]
     grown = (watch.peak - before) / MB
     print(f"  uploaded: {size / MB:.0f} MB in {took:.1f} s, the router grew by at most {grown:.1f} MB")
-    for phase in watch.chats:
+    for phase in list(watch.chats):  # chats go on
         print(f"{'chat':>10}: {phase:<12} {spread(watch.chats[phase])}")
     return [f"the router grew by {grown:.1f} MB"] * (grown > UPLOAD_MB)
 

@@ -45,7 +45,7 @@ class Permit:
     it) are seconds of the node's clock. `call` is what runs. A `firm` permit is not taken back before `firm_until`.
     `left` is called, once, when it is. `past` is what earlier take-backs cost the call; `quiet` says that nothing
     else was read when it began, `chats` how many interactive calls ran, `took` that batch was taken back for it,
-    `stalled_s` how long batch was read beside it.
+    `stalled_s` how long batch was read beside it, `reads_s` how long reading it was to take when it began beside chats.
     """
 
     __slots__ = (
@@ -59,6 +59,7 @@ class Permit:
         "past",
         "prompt_tokens",
         "quiet",
+        "reads_s",
         "room",
         "spoke_at",
         "stalled_s",
@@ -78,7 +79,7 @@ class Permit:
         self.spoke_at: float | None = None
         self.past: Past | None = None
         self.call: Call | None = None
-        self.stalled_s = 0.0
+        self.stalled_s = self.reads_s = 0.0
         self.firm = False
         self.firm_until = math.inf
         self.taken = False

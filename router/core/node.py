@@ -173,14 +173,20 @@ class Node(Standing):
                 output = max(0, left)
         return Room(call.prompt_tokens + output * call.sequences, call.sequences)
 
+    def left_s(self, call: Call, past: Past | None) -> float | None:
+        """How long reading its prompt here would take; what another node read of it is of no use."""
+        return self.pace.left_s(call.prompt_tokens, past if past is None or past.node == self.name else None)
+
     def hold(self, call: Call, now: float, past: Past | None = None) -> Permit:
         """Take room for a call, for the `with` block of the permit."""
         permit = self.budget.hold(self.room_for(call), call.workload, prompt_tokens=call.prompt_tokens, now=now)
         permit.past, permit.call = past, call
         if call.workload is BATCH and self.budget.chats:
-            read_s = self.pace.left_s(call.prompt_tokens, past) or 0.0
+            permit.reads_s = self.left_s(call, past) or 0.0
             for chat in self.budget.chatting():
-                chat.stalled_s += read_s
+                chat.stalled_s += permit.reads_s
+        if past is not None:
+            past.moves(self.name, self.pace.known_s(call.prompt_tokens))
         if call.workload is INTERACTIVE:
             self.pace.chat_came(now)
         return permit
@@ -193,7 +199,7 @@ class Node(Standing):
         if not streamed:
             return
         seconds = now - permit.began_at
-        if permit.past is not None and permit.past.times:
+        if permit.past is not None and permit.past.spent_s:
             self.pace.resumed(permit.prompt_tokens, seconds, permit.past, keeps=self.facts.engine in CACHING)
         elif permit.took:
             self.pace.took(permit.prompt_tokens, seconds)
@@ -210,8 +216,18 @@ class Node(Standing):
             keeps = self.facts.engine in CACHING
             wasted = self.pace.lost(permit.prompt_tokens, until - permit.began_at, past, keeps=keeps)
             past.node, past.taken_at = self.name, now
+        if permit.spoke_at is None:
+            self._spare(permit, now)
         permit.take()
         return wasted
+
+    def _spare(self, permit: Permit, now: float) -> None:
+        """Answers that a prompt was read beside are spared what is left of it."""
+        rest_s = permit.began_at + permit.reads_s - now
+        if rest_s > 0.0:
+            for chat in self.budget.chatting():
+                if chat.began_at <= permit.began_at:
+                    chat.stalled_s = max(0.0, chat.stalled_s - rest_s)
 
     def chatted(self, permit: Permit, tokens: int, now: float, stated_s: float | None) -> None:
         """An interactive call ended well, `tokens` long. `stated_s` is the objective for its first token, if stated."""
@@ -221,8 +237,10 @@ class Node(Standing):
         gap_s, objective = pace.gap_s, pace.objective_s(stated_s)
         pace.answered(tokens)
         slow = tokens > 1 and gap_s is not None and seconds / (tokens - 1) > GAP * gap_s
-        own_s = OBJECTIVE * (pace.prefill_s(permit.prompt_tokens) or 0.0)
-        late = objective is not None and permit.spoke_at - permit.began_at > max(objective, own_s)
+        own_s = pace.prefill_s(permit.prompt_tokens) or 0.0
+        late = objective is not None and permit.spoke_at - permit.began_at > (
+            objective if own_s < objective else OBJECTIVE * own_s
+        )
         self.bearing.judge(permit.chats, kept=not (slow or late))
         if gap_s is None or permit.chats < FEW:
             pace.wrote(tokens - 1, seconds)

@@ -22,7 +22,7 @@ OFTEN = 8
 """Prompts of a length before the slowest of them is believed to be about the slowest there is."""
 ENOUGH = 3
 """Samples before a quantile is believed."""
-OBJECTIVE = 3.0
+OBJECTIVE = 2.0
 """`auto`: the objective for the first token is this multiple of the unloaded one, p95 for p95."""
 GAP = 3.0
 """Batch may stretch the time between two tokens of a chat to so many times the usual."""
@@ -56,6 +56,13 @@ class Past:
         self.times = 0
         self.losses = 0.0
         self.urgent = False
+
+    def moves(self, node: str, whole_s: float | None) -> None:
+        """Its prompt is read at `node` now: what another node read of it, of `whole_s` in all, was for nothing."""
+        if self.node not in (None, node) and self.read_s > 0.0:
+            self.losses += min(1.0, self.read_s / whole_s) if whole_s else 1.0
+            self.read_s = self.spent_s = 0.0
+        self.node = node
 
 
 class Pace:

@@ -14,13 +14,17 @@ __all__ = ["Bearing", "Packing"]
 
 FIRST_LIMIT = 16.0
 """Chats at once a node is believed to bear before any evidence."""
-WINDOW = 20
+WINDOW = 50
 """Calls near the limit that are judged together."""
-MISSES = 0.05
+MISSES = 0.02
 """Share of them that may miss the objective."""
 NEAR = 0.6
 """A call counts as evidence when the node held at least this share of its limit."""
+FIRST_WINDOW = 10
+"""So many in time, and none late, are enough while the limit never fell."""
 FALL = 0.9
+FIRST_CLIMB = 1.25
+"""Before it first fell a limit is a guess, and climbs to so many times what was borne."""
 PEAK_S = 15.0
 """For so long the highest number of chats at once is remembered."""
 DWELL_S = 10.0
@@ -30,11 +34,12 @@ DWELL_S = 10.0
 class Bearing:
     """How many chats at once one node bears within the objective."""
 
-    __slots__ = ("_misses", "_seen", "limit")
+    __slots__ = ("_fell", "_misses", "_most", "_seen", "limit")
 
     def __init__(self) -> None:
         self.limit = FIRST_LIMIT
-        self._seen = self._misses = 0
+        self._fell = False
+        self._seen = self._misses = self._most = 0
 
     def judge(self, chats: int, *, kept: bool) -> None:
         """An interactive call ended that began beside so many; `kept` says whether it met the objective."""
@@ -42,12 +47,20 @@ class Bearing:
             return
         self._seen += 1
         self._misses += not kept
+        self._most = max(self._most, chats + 1)
         if self._misses > MISSES * WINDOW:
             self.limit = max(1.0, self.limit * FALL)
-            self._seen = self._misses = 0
+            self._fell = True
+            self._forget()
+        elif self._seen >= FIRST_WINDOW and not (self._fell or self._misses):
+            self.limit = max(self.limit, min(self.limit, self._most) * FIRST_CLIMB)
+            self._forget()
         elif self._seen >= WINDOW:
             self.limit += max(1.0, self.limit * (1.0 - FALL) / 2)
-            self._seen = self._misses = 0
+            self._forget()
+
+    def _forget(self) -> None:
+        self._seen = self._misses = self._most = 0
 
 
 class Packing:

@@ -41,6 +41,8 @@ UNTOLD_BATCH_SEQUENCES = 4
 UP_OR_STARTING = frozenset((State.STARTING, State.READY, State.BUSY, State.DEGRADED))
 LEAST_BAD = frozenset((Access.LAST, Access.CHOSEN))
 """Nodes that get calls when no other has room."""
+FAITHFUL = 8.0
+"""A prompt that was read in part waits for its node up to so many times what was read, while others use the rest."""
 ASK_AGAIN_S = 0.25
 """A wait that nothing else ends, because a trial call is under way, is looked at again after this long."""
 
@@ -111,8 +113,9 @@ class Situation(msgspec.Struct, kw_only=True):
     """What is known of one call beside the nodes.
 
     `waited` and `patience` in seconds; `tried` names nodes that failed this call; `relay` says whether a relay is
-    mapped for it; `chat_waits` whether interactive calls for the same model wait for room; `turn` breaks ties; `past`
-    is what take-backs cost it so far; `packed` on how many nodes chat is placed, None to spread it over all.
+    mapped for it; `chat_waits` whether interactive calls for the same model wait for room; `others` whether batch
+    waits that was never taken back and has use for what room this call leaves; `turn` breaks ties; `past` is what
+    take-backs cost it so far; `packed` on how many nodes chat is placed, None to spread it over all.
     """
 
     waited: float = 0.0
@@ -120,6 +123,7 @@ class Situation(msgspec.Struct, kw_only=True):
     tried: Collection[str] = ()
     relay: bool = False
     chat_waits: bool = False
+    others: bool = False
     turn: int = 0
     past: Past | None = None
     packed: int | None = None
@@ -214,7 +218,8 @@ def _shaped(call: Call, holding: Sequence[Node], situation: Situation) -> Sequen
 def packing_order(nodes: Sequence[Node]) -> list[Node]:
     """The order in which chat fills nodes.
 
-    Those batch has no use for first, then where chat is, then without batch, then where least of a prompt was read.
+    Those batch has no use for first, then where chat is, the last it came to first, then without batch, then where
+    least of a prompt was read.
     """
 
     def key(node: Node) -> tuple[bool, bool, bool, float]:
@@ -347,7 +352,9 @@ def _preferred(ready: Sequence[Node], inner: Collection[str], situation: Situati
 def _worth_waiting(node: Node, situation: Situation, now: float) -> bool:
     """Whether the node keeps so much of the prompt that waiting for it costs less than reading it elsewhere."""
     past = situation.past
-    return past is not None and past.node == node.name and now - past.taken_at < past.read_s
+    if past is None or past.node != node.name or past.urgent:
+        return False
+    return now - past.taken_at < past.read_s * (FAITHFUL if situation.others else 1.0)
 
 
 def _swamped(node: Node) -> bool:

@@ -122,7 +122,7 @@ def begin(  # what is known, one by one
     if reading and reading + call.prompt_tokens > SMALL_TOKENS:
         return Begin(WaitReason.BATCH_PREFILL)
     firm = protected(past)
-    left_s = node.pace.left_s(call.prompt_tokens, past)
+    left_s = node.left_s(call, past)
     if budget.chats:
         if _unnoticed(node, left_s) or (not elsewhere and (firm or _saved(node, left_s))):
             return FIRMLY

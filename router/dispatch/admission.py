@@ -206,6 +206,9 @@ class Admission:
                 other.call.model == call.model and other.reason is WaitReason.NO_ROOM
                 for other in self._queues[INTERACTIVE].waiters
             )
+            situation.others = waiter.returned and any(
+                other.call.model == call.model and not other.returned for other in self._queues[BATCH].waiters
+            )
         if self._overdue(waiter):
             return Refuse(RefuseReason.DEADLINE)
         situation.packed = self._packed(call, now) if now - self._batch_at < LATELY_S else None
@@ -248,7 +251,7 @@ class Admission:
         call, past = waiter.call, waiter.situation.past
         permit = node.hold(call, now, past)
         if firm:
-            left_s = node.pace.left_s(call.prompt_tokens, past)
+            left_s = node.left_s(call, past)
             paid_s = UNTOLD_S if left_s is None else left_s
             node.trickle_s = max(0.0, node.trickle_s - paid_s)
             permit.firm, permit.firm_until = True, now + PAID * paid_s

@@ -205,12 +205,14 @@ class Runner:
             self._low.set()
 
     def _waiting(self) -> Counter[str]:
-        """Lines of ours that wait for room, by model. Not counted while there are too few to matter."""
+        """Lines of ours, by model, that wait for room and never had any. Not counted while too few to matter."""
         admission = self.dispatcher.admission
         if admission.waiting(Workload.BATCH) <= WAITING:
             return Counter()
         ours = {held.call_id for held in self.held.values()}
-        return Counter(waiter.call.model for waiter in admission.waiters() if waiter.call.id in ours)
+        return Counter(
+            waiter.call.model for waiter in admission.waiters() if waiter.call.id in ours and not waiter.returned
+        )
 
     def _start(self, group: asyncio.TaskGroup, held: Held, turns: Turns) -> None:
         turns.preparing += 1

@@ -110,7 +110,7 @@ class InteractivePool(Queue):
     patience_s: Patience = 2
     """Longest wait for room; then the relay, and without one 503 with Retry-After."""
     ttft_p95_ms: Annotated[float, Field(gt=0, le=600_000)] | Literal["auto"] = "auto"
-    """First token that 95 of 100 calls should have within this many milliseconds, beside batch. `auto` is three times
+    """First token that 95 of 100 calls should have within this many milliseconds, beside batch. `auto` is twice
     what as many have with nothing else to do on the node, or what one step of its engine allows."""
     lend: bool = False
     """Whether batch may use nodes of this pool alone while no interactive call runs there and the context suffices."""

@@ -93,6 +93,22 @@ def test_without_a_cache_the_second_take_back_is_the_last() -> None:
     assert past.losses >= LOSSES_MOST
 
 
+def test_what_one_node_read_of_a_prompt_is_for_nothing_at_another() -> None:
+    pace, past = Pace(), Past()
+    read(pace, 20_000, 2.0)
+    pace.lost(20_000, 0.5, past)
+    past.moves("a", 2.0)
+    assert (past.node, past.read_s, past.losses) == ("a", 0.5, 0.0), "the first to read it"
+    past.moves("a", 2.0)
+    assert past.read_s == 0.5
+    past.moves("b", 2.0)
+    assert (past.node, past.read_s, past.spent_s) == ("b", 0.0, 0.0)
+    assert past.losses == pytest.approx(0.25)
+    pace.lost(20_000, 1.5, past)
+    past.moves("a", None)
+    assert past.losses == pytest.approx(1.25), "of a length nobody knows it counts whole"
+
+
 def test_silence_is_as_likely_as_the_pauses_so_far() -> None:
     pace = Pace()
     for second in range(20):

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.core.packing import DWELL_S, FIRST_LIMIT, PEAK_S, WINDOW, Bearing, Packing
+from router.core.packing import DWELL_S, FIRST_CLIMB, FIRST_LIMIT, FIRST_WINDOW, PEAK_S, WINDOW, Bearing, Packing
 
 
 def test_chat_takes_the_fewest_nodes_with_room_for_a_burst() -> None:
@@ -40,6 +40,29 @@ def test_what_a_node_bears_climbs_while_calls_are_in_time_and_falls_when_they_ar
     assert bearing.limit < climbed
 
 
+def test_before_its_first_fall_a_limit_climbs_fast_and_no_further_than_what_was_borne_bears_out() -> None:
+    bearing = Bearing()
+    for _ in range(FIRST_WINDOW):
+        bearing.judge(15, kept=True)
+    assert bearing.limit == FIRST_CLIMB * FIRST_LIMIT
+    for _ in range(10 * FIRST_WINDOW):
+        bearing.judge(15, kept=True)
+    assert bearing.limit == FIRST_CLIMB * FIRST_LIMIT, "sixteen at once say nothing of thirty"
+
+
+def test_after_its_first_fall_a_limit_climbs_in_small_steps() -> None:
+    bearing = Bearing()
+    for _ in range(2):
+        bearing.judge(15, kept=False)
+    fell = bearing.limit
+    assert fell < FIRST_LIMIT
+    for _ in range(WINDOW - 1):
+        bearing.judge(15, kept=True)
+    assert bearing.limit == fell
+    bearing.judge(15, kept=True)
+    assert fell < bearing.limit <= fell + 1.0
+
+
 def test_calls_far_below_the_limit_say_nothing() -> None:
     bearing = Bearing()
     for _ in range(10 * WINDOW):
@@ -55,6 +78,14 @@ def test_the_nodes_always_hold_the_chats_there_are(steps: list[tuple[int, float]
         count = packing.fit(chats, limits, now)
         assert 0 <= count <= len(limits)
         assert count == len(limits) or sum(limits[:count]) >= chats
+
+
+@given(st.lists(st.integers(0, 200), max_size=200))
+def test_a_limit_that_never_fell_is_no_more_than_a_quarter_above_what_was_borne(calls: list[int]) -> None:
+    bearing = Bearing()
+    for chats in calls:
+        bearing.judge(chats, kept=True)
+    assert bearing.limit <= max(FIRST_LIMIT, FIRST_CLIMB * (max(calls, default=0) + 1))
 
 
 @given(st.lists(st.tuples(st.integers(0, 60), st.booleans())))

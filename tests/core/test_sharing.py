@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from router.core.call import ENDPOINTS, Call, Reason, Workload
 from router.core.node import Facts, Load, ModelFacts, Node, Spec
 from router.core.pace import Past
-from router.core.placement import Run, Situation, TakeBack, Wait, WaitReason, packing_order, place
+from router.core.placement import FAITHFUL, Run, Situation, TakeBack, Wait, WaitReason, packing_order, place
 from router.core.yielding import STRETCH, Policy
 
 CHAT, BATCH = Workload.INTERACTIVE, Workload.BATCH
@@ -116,3 +116,48 @@ def test_an_answer_left_over_is_never_stretched_beyond_what_it_bears(tries: list
             assert stalled_s <= (STRETCH - 1.0) * own_s + 1e-6
             left.spoke(left.hold(call(BATCH, prompt), now, Past()), now + read_s, streamed=False)
             now += read_s
+
+
+def taken_back(node: Node, *, read_s: float = 1.0) -> Past:
+    """What a line has behind it that was read there for so long, until 10.0."""
+    past = Past()
+    node.take_back(node.hold(call(BATCH, 30_000), 10.0 - read_s, past), 10.0)
+    return past
+
+
+@pytest.mark.parametrize(("others", "waits_s"), [(False, 1.0), (True, FAITHFUL)])
+def test_a_line_read_in_part_waits_for_its_node_and_longer_while_others_use_the_rest(
+    waits_s: float, *, others: bool
+) -> None:
+    chatting, free = learnt("a"), learnt("b")
+    past = taken_back(chatting)
+    chatting.spoke(chatting.hold(call(CHAT, 100), 10.0), 10.1, streamed=True)
+    situation = Situation(packed=1, policy=STATED, past=past, others=others)
+    soon = place(call(BATCH, 30_000), [chatting, free], 10.0 + 0.9 * waits_s, situation)
+    assert isinstance(soon, Wait)
+    assert place(call(BATCH, 30_000), [chatting, free], 10.0 + 1.1 * waits_s, situation) == Run(free)
+    past.urgent = True
+    assert place(call(BATCH, 30_000), [chatting, free], 10.1, situation) == Run(free, firm=True), (
+        "its window is about to close"
+    )
+
+
+def test_what_another_node_read_shortens_nothing_here_and_says_nothing_of_what_is_kept() -> None:
+    here, there = learnt("a"), learnt("b")
+    line, past = call(BATCH, 30_000), taken_back(there)
+    assert there.left_s(line, past) == pytest.approx(2.0)
+    assert here.left_s(line, past) == pytest.approx(3.0)
+    before = past.losses
+    here.spoke(here.hold(line, 20.0, past), 23.0, streamed=True)
+    assert here.pace.kept is None
+    assert past.losses - before == pytest.approx(1 / 3)
+
+
+def test_an_answer_is_spared_what_was_taken_back_beside_it() -> None:
+    node = learnt("a")
+    answer = node.hold(call(CHAT, 100), 0.0)
+    node.spoke(answer, 0.1, streamed=True)
+    reading = node.hold(call(BATCH, 30_000), 10.0, Past())
+    assert answer.stalled_s == pytest.approx(3.0)
+    node.take_back(reading, 11.0)
+    assert answer.stalled_s == pytest.approx(1.0)

@@ -27,12 +27,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments()
     parser.add_argument("--only", action="append", choices=list(POLICIES), help="one policy; may be given again")
     parser.add_argument("--value", type=float, action="append", help="a setting of the knob, with one --only")
-    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--first-seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--out", type=Path, default=Path("var/colocation"))
     told = parser.parse_args(argv)
     setting = setting_of(told)
-    seeds = range(1, told.seeds + 1)
+    seeds = range(told.first_seed, told.first_seed + told.seeds)
     print(report.title(setting), flush=True)
     values = {name: _values(name, setting, told) for name in told.only or POLICIES}
     all_cases = [

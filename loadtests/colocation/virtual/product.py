@@ -169,12 +169,15 @@ class Product:
             await asyncio.sleep(TICK_S)
 
     def _feed(self) -> None:
-        """Begin lines while no more than a few wait for room."""
-        if self.admission.waiting(Class.BATCH) <= WAITING:
+        """Begin lines while no more than a few wait for room that never had any."""
+        if self._waiting() <= WAITING:
             self._loop.call_soon(self._begin_line)
 
+    def _waiting(self) -> int:
+        return sum(one.call.workload is Class.BATCH and not one.returned for one in self.admission.waiters())
+
     def _begin_line(self) -> None:
-        if self.admission.waiting(Class.BATCH) <= WAITING:
+        if self._waiting() <= WAITING:
             self._spawn(self._line(self.world.line()))
             self._feed()
 
