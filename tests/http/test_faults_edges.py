@@ -209,6 +209,7 @@ async def test_a_queue_over_its_bytes_refuses_at_once_and_counts_back_to_zero(ri
     app = await rig.router(
         entry(node, max_sequences=1),
         pools={"interactive": {"patience_s": 4, "queue_bytes": 1_100_000}},
+        upstream={"first_byte_s": 20},
         classify={"long_prompt_tokens": 10**8},
     )
     async with await Connection.open(app.port) as holder:
