@@ -25,7 +25,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
@@ -79,12 +79,13 @@ def process(command: str | list[str], answers: str, **environment: str) -> Itera
         wait_for(answers, child)
         yield
     finally:
-        os.killpg(child.pid, signal.SIGTERM)
-        try:
-            child.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(child.pid, signal.SIGKILL)
-            child.wait()
+        with suppress(ProcessLookupError):  # it may have ended by itself, and its status says more
+            os.killpg(child.pid, signal.SIGTERM)
+            try:
+                child.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(child.pid, signal.SIGKILL)
+                child.wait()
 
 
 def wait_for(url: str, child: subprocess.Popen[bytes], within_s: float = 300) -> None:
