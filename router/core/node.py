@@ -215,7 +215,7 @@ class Node(Standing):
             until = now if permit.spoke_at is None else permit.spoke_at
             keeps = self.facts.engine in CACHING
             wasted = self.pace.lost(permit.prompt_tokens, until - permit.began_at, past, keeps=keeps)
-            past.node, past.taken_at = self.name, now
+            past.taken_at = now
         if permit.spoke_at is None:
             self._spare(permit, now)
         permit.take()

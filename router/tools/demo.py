@@ -58,9 +58,8 @@ class Shape(NamedTuple):
 
     def arguments(self, model: Path, name: str, port: int) -> list[str]:
         """What `router.tools.llama` is told."""
-        named = name + self.suffix
-        told = {"model": model, "name": named, "port": port, "slots": self.slots, "context": self.context}
-        told["threads"] = self.threads
+        shape = {"slots": self.slots, "context": self.context, "threads": self.threads}
+        told = {"model": model, "name": name + self.suffix, "port": port, **shape}
         return [word for key, value in told.items() for word in (f"--{key}", str(value))]
 
 
