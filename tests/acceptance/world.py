@@ -73,7 +73,7 @@ CASES: dict[str, Script] = {
     "flood": Script(flood=200 * 2**20),
     "ping-first": Script(prelude=(PING,), ttft=0.1),
 }
-NARROW = {"narrow": Script(ttft=1.0), "short": Script()}
+NARROW = {"narrow": Script(ttft=1.0), "held": Script(gap=0.05, n=400), "short": Script()}
 RELAYED = {
     "relayed": Script(gzip=True),
     "relayed-plain": Script(),

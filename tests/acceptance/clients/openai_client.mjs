@@ -99,11 +99,9 @@ const SCENARIOS = {
     })),
   }),
   left_while_queued: async () => {
-    const holder = tried(() => chat('narrow', { user: `${USER}-holder` }));
-    await untilBusy('narrow');
-    const waiting = await tried(() => chat('narrow', { user: `${USER}-left`, options: { timeout: 200 } }));
-    await holder;
-    return waiting;
+    const fields = { model: 'held', messages: SAY, user: `${USER}-holder`, stream: true };
+    for await (const _ of await client.chat.completions.create(fields))
+      return tried(() => chat('held', { user: `${USER}-left`, options: { timeout: 200 } }));
   },
   tokenize: async () => {
     const body = { model: 'tiny', prompt: 'hello there' };

@@ -125,12 +125,9 @@ def tiers():
 
 @scenario
 def left_while_queued():
-    holder = threading.Thread(target=lambda: tried(lambda: chat("narrow", user=f"{USER}-holder")))
-    holder.start()
-    until_busy("narrow")
-    waiting = tried(lambda: chat("narrow", user=f"{USER}-left", timeout=0.2))
-    holder.join()
-    return waiting
+    with client.chat.completions.create(model="held", messages=SAY, user=f"{USER}-holder", stream=True) as held:
+        next(iter(held))
+        return tried(lambda: chat("held", user=f"{USER}-left", timeout=0.2))
 
 
 @scenario
