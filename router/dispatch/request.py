@@ -2,7 +2,8 @@
 
 The body goes out as it came, but for four edits a call may need: another model name (a node or the relay knows the
 model under its own), `stream_options.include_usage` on streams whose caller did not say, so that tokens can be
-accounted, the priority of batch calls at engines that have one, and the wish of streamed ones to be told their progress.
+accounted, the priority of batch calls at engines that have one, and the wish of a stream to be told its progress where
+that is what makes an engine notice who leaves.
 Credentials are the target's own; a caller's never leave the house.
 """
 
@@ -69,8 +70,8 @@ def behind(call: Call, node: Node | None) -> bytes | None:
 
 
 def asks_progress(call: Call, node: Node | None) -> bool:
-    """Whether a batch call is to be told how much of its prompt has been read; False where the caller has said it."""
-    if call.workload is not BATCH or node is None or node.facts.engine != "llamacpp" or not call.stream:
+    """Whether a stream is to tell how much of the prompt has been read; False where the caller has said it."""
+    if node is None or node.facts.engine != "llamacpp" or not call.stream:
         return False
     return call.endpoint.path in _QUEUED and b'"return_progress"' not in call.body
 
