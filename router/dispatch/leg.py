@@ -97,9 +97,7 @@ class Leg:
         if grant is not None and grant.permit.taken:
             raise TakenBack(_TAKEN)  # between the grant and this task's turn
         behind = request.behind(call, node)
-        body = request.body(
-            call, own_name, asks_usage=asks_usage, asks_progress=trip.asks_progress, behind=behind
-        )
+        body = request.body(call, own_name, asks_usage=asks_usage, asks_progress=trip.asks_progress, behind=behind)
         head = request.head(call, way.target, way.starts, len(body))
         exchange = way.pool.exchange(head, body, first_byte_s=self._first_byte_s)
         if grant is not None and call.workload is BATCH:

@@ -22,8 +22,8 @@ _BEHIND = {"vllm": b'{"priority":10,', "sglang": b'{"priority":-10,"rid":%b,'}
 Without their priority scheduling both pass over it; nothing here relies on it. SGLang is also told the name by which a
 call can be aborted."""
 _PROGRESS = b'{"return_progress":true,'
-"""llama.cpp then has something to send after each step of a prompt, and so sees at once that a caller has left: while it
-has nothing to send it looks once a second (`HTTP_POLLING_SECONDS` in its server)."""
+"""llama.cpp then has something to send after each step of a prompt, and so sees at once that a caller has left: while
+it has nothing to send it looks once a second (`HTTP_POLLING_SECONDS` in its server)."""
 _QUEUED = frozenset(("chat/completions", "completions"))
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 

@@ -39,9 +39,9 @@ class Events:
     """
 
     __slots__ = (
-        "_as_it_came", "_cap", "_cr", "_data_only", "_drop_progress", "_drop_usage", "_fresh", "_held", "_kept", "_model",
-        "_newline", "_parts", "_passing", "_reader", "complete", "done", "errored", "failure", "meaningful", "oversized",
-        "tokens", "usage",
+        "_as_it_came", "_cap", "_cr", "_data_only", "_drop_progress", "_drop_usage", "_fresh", "_held", "_kept",
+        "_model", "_newline", "_parts", "_passing", "_reader", "complete", "done", "errored", "failure", "meaningful",
+        "oversized", "tokens", "usage",
     )  # fmt: skip
 
     def __init__(

@@ -9,9 +9,9 @@ from tests.rig import ask, chat, eventually, stream
 
 LONG = "word " * 2000
 BATCH = (("X-Ebbtide-Workload", "batch"),)
+CHOICE = b'{"finish_reason":null,"index":0,"delta":{"role":"assistant","content":null}}'
 PROGRESS = tuple(
-    b'data: {"choices":[{"finish_reason":null,"index":0,"delta":{"role":"assistant","content":null}}],"id":"c","model":"m",'
-    b'"object":"chat.completion.chunk","prompt_progress":{"total":300,"cache":0,"processed":%d,"time_ms":9}}\n\n' % read
+    b'data: {"choices":[%b],"prompt_progress":{"total":300,"cache":0,"processed":%d,"time_ms":9}}\n\n' % (CHOICE, read)
     for read in (128, 256, 300)
 )
 
