@@ -220,27 +220,26 @@ class Batches(Idle):
     def __init__(self, endpoint: Endpoint, shape: Shape, words: Prompts) -> None:
         self._endpoint = endpoint
         self._shape = shape
-        self._words = words
         self._id: str | None = None
-
-    async def run(self, ends: float) -> None:
-        shape = self._shape
-        lines = b"".join(
+        # made before the run: it takes a second, in which this process would send no chat
+        self._lines = b"".join(
             msgspec.json.encode(
                 {
                     "custom_id": f"line-{number}",
                     "method": "POST",
                     "url": "/v1/completions",
-                    "body": self._words.body(shape.batch_prompt, shape.batch_output),
+                    "body": words.body(shape.batch_prompt, shape.batch_output),
                 }
             )
             + b"\n"
             for number in range(int(shape.seconds) + 20)
         )
+
+    async def run(self, ends: float) -> None:
         form = (
             f'--{FORM}\r\ncontent-disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--{FORM}\r\n'
             'content-disposition: form-data; name="file"; filename="lines.jsonl"\r\n\r\n'
-        ).encode() + lines + f"\r\n--{FORM}--\r\n".encode()  # fmt: skip
+        ).encode() + self._lines + f"\r\n--{FORM}--\r\n".encode()  # fmt: skip
         file = await self._endpoint.ask("POST", "/v1/files", form, f"multipart/form-data; boundary={FORM}")
         asked = {"input_file_id": file["id"], "endpoint": "/v1/completions", "completion_window": "24h"}
         batch = await self._endpoint.ask("POST", "/v1/batches", msgspec.json.encode(asked))

@@ -199,6 +199,8 @@ class Node(Standing):
         if not streamed:
             return
         seconds = now - permit.began_at
+        if permit.workload is BATCH and not permit.firm:
+            self._got_on(seconds)
         if permit.past is not None and permit.past.spent_s:
             self.pace.resumed(permit.prompt_tokens, seconds, permit.past, keeps=self.facts.engine in CACHING)
         elif permit.took:
@@ -217,9 +219,15 @@ class Node(Standing):
             wasted = self.pace.lost(permit.prompt_tokens, until - permit.began_at, past, keeps=keeps)
             past.taken_at = now
         if permit.spoke_at is None:
+            kept = self.pace.kept
+            self._got_on((now - permit.began_at) * (self.facts.engine in CACHING if kept is None else kept))
             self._spare(permit, now)
         permit.take()
         return wasted
+
+    def _got_on(self, seconds: float) -> None:
+        """Batch was read for so long without the trickle's help, and has that much less of it to come."""
+        self.trickle_s = max(0.0, self.trickle_s - seconds)
 
     def _spare(self, permit: Permit, now: float) -> None:
         """Answers that a prompt was read beside are spared what is left of it."""

@@ -2,8 +2,8 @@
 
 A prompt that is being read delays whoever comes after it, a call that writes its answer hardly does. So batch in
 prefill is taken back when chat comes, batch in decode only when there is no room without it; and a long batch prompt
-begins only where nobody in a chat would notice. Where chat never pauses, batch gets a trickle: a small share of the
-time it waited, saved up until it lasts for one prompt, which then is not taken back.
+begins only where nobody in a chat would notice. Where chat hardly pauses, batch gets a trickle: a small share of the
+time it waited, less what pauses let it read, saved up until it lasts for one prompt, which then is not taken back.
 """
 
 from collections.abc import Iterable, Sequence

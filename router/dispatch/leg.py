@@ -17,7 +17,16 @@ from router.dispatch import normalise, request
 from router.dispatch.grant import Grant
 from router.dispatch.reply import Reply
 from router.dispatch.trip import Trip
-from router.errors import BadAnswer, BadStatus, ErrorInStream, NodeRefused, RelayMisconfigured, TakenBack
+from router.errors import (
+    BadAnswer,
+    BadStatus,
+    ErrorInStream,
+    FirstByteTimeout,
+    IdleTimeout,
+    NodeRefused,
+    RelayMisconfigured,
+    TakenBack,
+)
 from router.upstream.pool import Answer as Upstream
 from router.upstream.pool import Exchange, Pool
 from router.upstream.target import Target
@@ -83,11 +92,12 @@ class Leg:
         trip, way, grant = self._trip, self._way, self._grant
         call, node = trip.call, None if grant is None else grant.node
         own_name = way.models.get(call.model, call.model)
-        trip.leave(way.name, grant, asks_usage=call.ask_usage and (node is None or node.facts.streams_usage))
+        asks_usage = call.ask_usage and (node is None or node.facts.streams_usage)
+        trip.leave(way.name, grant, asks_usage=asks_usage, asks_progress=request.asks_progress(call, node))
         if grant is not None and grant.permit.taken:
             raise TakenBack(_TAKEN)  # between the grant and this task's turn
         behind = request.behind(call, node)
-        body = request.body(call, own_name, asks_usage=trip.asks_usage, behind=behind)
+        body = request.body(call, own_name, asks_usage=asks_usage, asks_progress=trip.asks_progress, behind=behind)
         head = request.head(call, way.target, way.starts, len(body))
         exchange = way.pool.exchange(head, body, first_byte_s=self._first_byte_s)
         if grant is not None and call.workload is BATCH:
@@ -101,6 +111,8 @@ class Leg:
         try:
             renamed = None if own_name == call.model else (own_name.encode(), call.model.encode())
             return await Reply.hold(upstream, trip, renamed, self._first_byte_s)
+        except IdleTimeout as error:
+            raise FirstByteTimeout("The answer began and nothing of it came within the bound.") from error
         except ErrorInStream as error:
             if error.status >= 500:
                 raise

@@ -143,7 +143,8 @@ class Reply:
     async def hold(cls, upstream: Upstream, trip: Trip, rename: tuple[bytes, bytes] | None, within_s: float) -> "Reply":
         """Read a 2xx answer as far as it must be held.
 
-        Raises NodeFailed when the node fails before that point, or a stream has no token within `within_s`.
+        Raises NodeFailed when the node fails before that point: IdleTimeout when it is silent for `within_s`,
+        FirstByteTimeout when a stream that is not has no token within it.
         """
         headers = clean(upstream.headers)
         reply = cls(upstream.status, headers, trip)
@@ -158,9 +159,9 @@ class Reply:
             await reply._hold_events(Unpacked(upstream, coding) if coded else upstream, rename, within_s)
             return reply
         if kind.startswith(b"application/json"):
-            await reply._hold_json(upstream, None if coded else rename)
+            await reply._hold_json(upstream, None if coded else rename, within_s)
             return reply
-        reply._held = await upstream.read()
+        reply._held = await upstream.read(within_s)
         reply._upstream = upstream
         trip.first_token()
         return reply
@@ -169,14 +170,16 @@ class Reply:
         self, upstream: Upstream | Unpacked, rename: tuple[bytes, bytes] | None, within_s: float
     ) -> None:
         trip = self.trip
-        events = trip.events = Events(trip.call.endpoint.protocol, drop_usage=trip.asks_usage, rename=rename)
-        held = [await _event(upstream, events)]
+        protocol, asked = trip.call.endpoint.protocol, trip.asks_progress
+        events = Events(protocol, drop_usage=trip.asks_usage, drop_progress=asked, rename=rename)
+        trip.events = events
+        held = [await _event(upstream, events, within_s)]
         if not events.meaningful:
             # Comments and roles keep the connection alive for ever; they do not make an answer.
             try:
                 async with asyncio.timeout(within_s):
                     while not events.meaningful:
-                        held.append(await _event(upstream, events))
+                        held.append(await _event(upstream, events, within_s))
             except TimeoutError:
                 raise FirstByteTimeout("The stream began and no token came within the bound.") from None
         trip.first_token()
@@ -184,9 +187,9 @@ class Reply:
         self._held = b"".join(held)
         self._upstream, self._events = upstream, events
 
-    async def _hold_json(self, upstream: Upstream, rename: tuple[bytes, bytes] | None) -> None:
+    async def _hold_json(self, upstream: Upstream, rename: tuple[bytes, bytes] | None, within_s: float) -> None:
         whole = upstream.whole()
-        self._held = await self._some_json(upstream) if whole is None else whole
+        self._held = await self._some_json(upstream, within_s) if whole is None else whole
         self.trip.first_token()
         if self._upstream is not None:
             self.length = upstream.length
@@ -197,10 +200,10 @@ class Reply:
         self._read_json()
         self.trip.ended()
 
-    async def _some_json(self, upstream: Upstream) -> bytes:
+    async def _some_json(self, upstream: Upstream, within_s: float) -> bytes:
         """The body, or as much as is held of a long one."""
         parts, size = [], 0
-        while data := await upstream.read():
+        while data := await upstream.read(within_s):
             parts.append(data)
             size += len(data)
             if size > JSON_HELD_BYTES:
@@ -279,9 +282,9 @@ class Reply:
         )
 
 
-async def _event(upstream: Upstream | Unpacked, events: Events) -> bytes:
+async def _event(upstream: Upstream | Unpacked, events: Events, within_s: float) -> bytes:
     """The next bytes to show. Raises ErrorInStream, or Truncated when the stream ends before it said anything."""
-    data = await upstream.read()
+    data = await upstream.read(within_s)
     shown = events.feed(data) if data else b""
     if not data:
         events.end()

@@ -1,8 +1,9 @@
 """What one leg of a call looks like on the wire to one target.
 
-The body goes out as it came, but for three edits a call may need: another model name (a node or the relay knows the
+The body goes out as it came, but for four edits a call may need: another model name (a node or the relay knows the
 model under its own), `stream_options.include_usage` on streams whose caller did not say, so that tokens can be
-accounted, and the priority of batch calls at engines that have one.
+accounted, the priority of batch calls at engines that have one, and the wish of a stream to be told its progress where
+that is what makes an engine notice who leaves.
 Credentials are the target's own; a caller's never leave the house.
 """
 
@@ -20,6 +21,9 @@ _BEHIND = {"vllm": b'{"priority":10,', "sglang": b'{"priority":-10,"rid":%b,'}
 """What puts a batch call behind others in an engine's own queue: vLLM serves the lower first, SGLang the higher.
 Without their priority scheduling both pass over it; nothing here relies on it. SGLang is also told the name by which a
 call can be aborted."""
+_PROGRESS = b'{"return_progress":true,'
+"""llama.cpp then has something to send after each step of a prompt, and so sees at once that a caller has left: while
+it has nothing to send it looks once a second (`HTTP_POLLING_SECONDS` in its server)."""
 _QUEUED = frozenset(("chat/completions", "completions"))
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -65,13 +69,24 @@ def behind(call: Call, node: Node | None) -> bytes | None:
     return begins % msgspec.json.encode(call.id) if begins is not None and b"%" in begins else begins
 
 
-def body(call: Call, own_name: str, *, asks_usage: bool, behind: bytes | None = None) -> bytes:
+def asks_progress(call: Call, node: Node | None) -> bool:
+    """Whether a stream is to tell how much of the prompt has been read; False where the caller has said it."""
+    if node is None or node.facts.engine != "llamacpp" or not call.stream:
+        return False
+    return call.endpoint.path in _QUEUED and b'"return_progress"' not in call.body
+
+
+def body(
+    call: Call, own_name: str, *, asks_usage: bool, asks_progress: bool = False, behind: bytes | None = None
+) -> bytes:
     """The body for a target that knows the model as `own_name`; `behind` is put before its first member."""
     raw = call.body
     if own_name != call.model:
         raw = renamed(raw, call.content_type, call.model, own_name)
     if asks_usage:
         raw = _ASK_USAGE + raw[raw.index(b"{") + 1 :].lstrip()
+    if asks_progress:
+        raw = _PROGRESS + raw[raw.index(b"{") + 1 :].lstrip()
     if behind is not None:
         raw = behind + raw[raw.index(b"{") + 1 :].lstrip()
     return raw

@@ -48,6 +48,7 @@ class Trip:
 
     __slots__ = (
         "_clock",
+        "asks_progress",
         "asks_usage",
         "began_at",
         "call",
@@ -75,7 +76,7 @@ class Trip:
         self.permit: Permit | None = None
         self.node: Node | None = None
         self.place = ""
-        self.asks_usage = False
+        self.asks_usage = self.asks_progress = False
         self.queued_s = 0.0
         self.sent_at = 0.0
         self.first_token_at: float | None = None
@@ -87,14 +88,14 @@ class Trip:
         self.events: Events | None = None
         self.outcome: Outcome | None = None
 
-    def leave(self, place: str, grant: Grant | None, *, asks_usage: bool) -> None:
+    def leave(self, place: str, grant: Grant | None, *, asks_usage: bool, asks_progress: bool) -> None:
         """A leg begins: room is held and the request goes out."""
         now = self._clock()
         if not self.legs:
             self.queued_s = now - self.began_at
         self.legs += 1
         self.sent_at = now
-        self.place, self.asks_usage = place, asks_usage
+        self.place, self.asks_usage, self.asks_progress = place, asks_usage, asks_progress
         self.node, self.permit = (None, None) if grant is None else (grant.node, grant.permit)
 
     def first_token(self) -> None:

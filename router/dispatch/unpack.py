@@ -22,9 +22,9 @@ class Unpacked:
         self._upstream = upstream
         self._inflate = zlib.decompressobj(wbits)
 
-    async def read(self) -> bytes:
+    async def read(self, idle_s: float | None = None) -> bytes:
         """More bytes; `b""` at the end. Raises what the answer raises, and BadAnswer for what cannot be unpacked."""
-        while packed := await self._upstream.read():
+        while packed := await self._upstream.read(idle_s):
             try:
                 data = self._inflate.decompress(packed)
             except zlib.error:

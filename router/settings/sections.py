@@ -237,11 +237,11 @@ class Upstream(Section):
     connect_s: Seconds = 5
     """Longest wait for a connection."""
     first_byte_s: Seconds = 120
-    """Longest wait for the head of an answer, whatever the prompt."""
+    """Longest wait for the head of an answer, and for its first token, whatever the prompt."""
     first_byte_per_prompt_token_s: SecondsAToken = 0.005
     """Added to `first_byte_s` for every prompt token, so that a long prefill is not taken for a dead node."""
     idle_s: Seconds = 60
-    """Longest silence inside an answer."""
+    """Longest silence inside an answer, after its first token."""
     retries: Retries = 1
     """Most further legs of one call after a node failed before anything was answered."""
     retry_ratio: Ratio = 0.1

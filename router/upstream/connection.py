@@ -141,8 +141,8 @@ class Connection(asyncio.Protocol):
         if self._error is not None and not self.status:
             raise self._error
 
-    async def read(self) -> bytes:
-        """The body bytes that have come, waiting at most `idle_s` for some; `b""` at the end of the body.
+    async def read(self, idle_s: float | None = None) -> bytes:
+        """The body bytes that have come, waiting at most `idle_s` (the bounds' if None); `b""` at the end of the body.
 
         Raises IdleTimeout, Truncated or BadAnswer once everything before the fault has been read.
         """
@@ -153,7 +153,7 @@ class Connection(asyncio.Protocol):
             if self._error is not None:
                 raise self._error
             self._resume()
-            self._until(self._bounds.idle_s)
+            self._until(self._bounds.idle_s if idle_s is None else idle_s)
             self._waiter = waiter = self._loop.create_future()
             try:
                 await waiter

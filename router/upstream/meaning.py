@@ -27,7 +27,8 @@ _QUIET = frozenset({"ping", "message_start", "content_block_start", "content_blo
 
 
 class Said(msgspec.Struct, gc=False):
-    """`shown`: a person would see it; `token`: it bears content; `spare`: it only carries usage.
+    """`shown`: a person would see it; `token`: it bears content; `spare`: it only carries usage; `progress`: it only
+    tells how much of the prompt has been read.
 
     `ended`: whether the answer's own end has been seen by now; None if the event does not bear on it.
     """
@@ -37,6 +38,7 @@ class Said(msgspec.Struct, gc=False):
     error: bool = False
     ended: bool | None = None
     spare: bool = False
+    progress: bool = False
     usage: Usage | None = None
 
 
@@ -88,6 +90,7 @@ class _Chunk(msgspec.Struct):
     usage: _Usage | None = None
     error: Any = None
     object: Any = None
+    prompt_progress: Any = None
 
 
 class _Response(msgspec.Struct):
@@ -228,7 +231,9 @@ class TokenReader:
                 finish = True
             token = token or bool(choice.text) or (choice.delta is not None and choice.delta.said())
         self._single = token and not finish and usage is None and len(chunk.choices) == 1
-        return Said(shown=token or finish, token=token, ended=self._finished == self._seen, usage=usage)
+        progress = chunk.prompt_progress is not None and not (token or finish)
+        ended = self._finished == self._seen
+        return Said(shown=token or finish, token=token, ended=ended, progress=progress, usage=usage)
 
 
 class ResponsesReader:

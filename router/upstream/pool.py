@@ -40,9 +40,12 @@ class Answer:
                 return int(value)
         return None
 
-    def read(self) -> Coroutine[Any, Any, bytes]:
-        """Await body bytes that have come, undecoded; `b""` at the end. Raises Truncated, IdleTimeout, BadAnswer."""
-        return self._lent().read()
+    def read(self, idle_s: float | None = None) -> Coroutine[Any, Any, bytes]:
+        """Await body bytes that have come, undecoded, for `idle_s` (the bounds' if None); `b""` at the end.
+
+        Raises Truncated, IdleTimeout, BadAnswer.
+        """
+        return self._lent().read(idle_s)
 
     def flow(self, take: Callable[[bytes], bool]) -> Coroutine[Any, Any, bool]:
         """Await that `take`, which must not raise, is given body bytes as they come, until it returns False.

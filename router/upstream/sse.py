@@ -28,7 +28,9 @@ _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"')
 
 
 class Events:
-    """Reads one answer's stream. `drop_usage` keeps the usage-only chunk back; `rename` is (from, to) model names.
+    """Reads one answer's stream. `rename` is (from, to) model names.
+
+    `drop_usage` keeps the usage-only chunk back, `drop_progress` those that tell how much of the prompt has been read.
 
     `meaningful`: something a person would see has come. `failure`: data of an error event that came before that.
     `errored`: one came after it. `done`: the `[DONE]` mark has come. `complete`: the answer's own end has.
@@ -37,9 +39,9 @@ class Events:
     """
 
     __slots__ = (
-        "_as_it_came", "_cap", "_cr", "_data_only", "_drop_usage", "_fresh", "_held", "_kept", "_model", "_newline",
-        "_parts", "_passing", "_reader", "complete", "done", "errored", "failure", "meaningful", "oversized", "tokens",
-        "usage",
+        "_as_it_came", "_cap", "_cr", "_data_only", "_drop_progress", "_drop_usage", "_fresh", "_held", "_kept",
+        "_model", "_newline", "_parts", "_passing", "_reader", "complete", "done", "errored", "failure", "meaningful",
+        "oversized", "tokens", "usage",
     )  # fmt: skip
 
     def __init__(
@@ -47,6 +49,7 @@ class Events:
         protocol: Protocol,
         *,
         drop_usage: bool = False,
+        drop_progress: bool = False,
         rename: tuple[bytes, bytes] | None = None,
         cap: int = 8 * 2**20,
     ) -> None:
@@ -54,6 +57,7 @@ class Events:
         self._kept = (b"data",) if self._data_only else (b"data", b"event")
         self._reader = reader_for(protocol)
         self._drop_usage = drop_usage
+        self._drop_progress = drop_progress
         self._model = None if rename is None else _Model(*rename)
         self._as_it_came = rename is None
         self._cap = cap
@@ -258,7 +262,7 @@ class Events:
             return b""
         said = self._reader.read(payload, name)
         self._note(said, payload)
-        if said.spare and self._drop_usage:
+        if (said.spare and self._drop_usage) or (said.progress and self._drop_progress):
             return b""
         if said.error and self._data_only:
             return _readable(payload)

@@ -104,8 +104,8 @@ def _install(sdk: Sdk) -> None:
         pip = [sys.executable, "-m", "pip", "--python", str(sdk.home / "bin" / "python"), "install", "--quiet"]
         _run([*pip, "--disable-pip-version-check", "--retries", "1", wanted])
     else:
-        npm = ["npm", "install", "--no-audit", "--no-fund", "--loglevel", "error", "--prefix", str(sdk.home)]
-        _run([*npm, wanted.replace("==", "@")])
+        npm = ["npm", "install", "--fetch-retries", "1", "--no-audit", "--no-fund", "--loglevel", "error"]
+        _run([*npm, "--prefix", str(sdk.home), wanted.replace("==", "@")])
 
 
 def _run(command: list[str]) -> None:

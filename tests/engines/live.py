@@ -12,7 +12,7 @@ from tests.rig.routers import samples
 LLAMA_MODEL = "smollm2-135m"
 LOOK_S = 0.02
 SELDOM_S = 1.3
-"""A llama.cpp that has not begun to answer looks whether its client is there once it has been left alone for a second:
+"""A llama.cpp that has nothing to send its client looks whether it is there once it has been left alone for a second:
 whatever it answers to anybody in between, its slots included, begins that second anew."""
 
 

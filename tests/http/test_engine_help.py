@@ -5,10 +5,15 @@ import asyncio
 import pytest
 
 from tests.fakes import Script
-from tests.rig import ask, chat, eventually
+from tests.rig import ask, chat, eventually, stream
 
 LONG = "word " * 2000
 BATCH = (("X-Ebbtide-Workload", "batch"),)
+CHOICE = b'{"finish_reason":null,"index":0,"delta":{"role":"assistant","content":null}}'
+PROGRESS = tuple(
+    b'data: {"choices":[%b],"prompt_progress":{"total":300,"cache":0,"processed":%d,"time_ms":9}}\n\n' % (CHOICE, read)
+    for read in (128, 256, 300)
+)
 
 
 @pytest.mark.parametrize(("dialect", "priority"), [("vllm", 10), ("sglang", -10), ("llamacpp", None)])
@@ -22,6 +27,28 @@ async def test_batch_is_put_behind_in_the_engines_own_queue(rig, dialect, priori
     assert batch.get("priority") == priority
     assert own["priority"] == 3, "a caller's own stays"
     assert "priority" not in people
+
+
+@pytest.mark.parametrize(("dialect", "asks"), [("vllm", None), ("sglang", None), ("llamacpp", True)])
+async def test_a_llamacpp_tells_how_much_of_a_prompt_it_read_and_the_caller_does_not_hear_it(rig, dialect, asks):
+    node = await rig.node(dialect=dialect)
+    node.on_request = lambda seen: Script(prelude=PROGRESS if b'"return_progress"' in seen.body else ())
+    app = await rig.router()
+    for headers in (BATCH, ()):
+        told = await ask(app.port, stream(), headers=headers)
+        assert told.text == "tok0 tok1 tok2 tok3 tok4"
+        assert not any(b"prompt_progress" in event for event in told.data)
+        assert node.seen[-1].json.get("return_progress") is asks
+    assert (await ask(app.port, chat(), headers=BATCH)).status == 200
+    assert "return_progress" not in node.seen[-1].json, "not streamed"
+
+
+async def test_a_caller_who_asks_for_progress_itself_hears_it(rig):
+    node = await rig.node(dialect="llamacpp", script=Script(prelude=PROGRESS))
+    app = await rig.router()
+    told = await ask(app.port, stream(return_progress=True), headers=BATCH)
+    assert [event for event in told.data if b"prompt_progress" in event] == [event[6:-2] for event in PROGRESS]
+    assert node.seen[0].body.count(b"return_progress") == 1
 
 
 async def test_an_engine_that_refuses_priorities_is_asked_again_without_and_never_with_one_again(rig):

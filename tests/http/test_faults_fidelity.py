@@ -108,6 +108,18 @@ async def test_a_long_unstreamed_call_is_not_cut_by_the_idle_bound_of_streams(ri
     assert (await ask(app.port, chat())).status == 200
 
 
+async def test_a_long_prefill_after_the_head_is_not_taken_for_silence_inside_the_answer(rig):
+    node = await rig.node(script=Script(ttft=1.0, head_first=True))
+    app = await rig.router(upstream={"first_byte_s": 3, "idle_s": 0.3, "retries": 0})
+    assert (await ask(app.port, stream())).text == "tok0 tok1 tok2 tok3 tok4"
+    node.script = Script(ttft=600, head_first=True)
+    app = await rig.router(
+        upstream={"first_byte_s": 0.5, "first_byte_per_prompt_token_s": 0, "idle_s": 30, "retries": 0}
+    )
+    refused = await ask(app.port, stream())
+    assert (refused.status, refused.error["code"]) == (504, "upstream_timeout")
+
+
 async def test_comments_keep_a_waiting_stream_alive(rig):
     node = await rig.node(script=Script(ttft=1.2))
     app = await rig.router(server={"heartbeat_s": 0.2})

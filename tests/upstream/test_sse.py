@@ -167,6 +167,17 @@ def test_the_usage_chunk_is_read_and_kept_back():
     assert passed(azure, drop_usage=True) == azure
 
 
+def test_progress_is_kept_back_and_tokens_are_not():
+    told = b'"prompt_progress":{"total":9,"cache":0,"processed":8,"time_ms":1}'
+    progress = ROLE.replace(b'"choices"', told + b',"choices"')
+    both = STOP.replace(b'"choices"', told + b',"choices"')
+    assert told in progress
+    assert told in both
+    assert passed(progress + VLLM_CHAT, drop_progress=True) == VLLM_CHAT
+    assert passed(progress + VLLM_CHAT) == progress + VLLM_CHAT
+    assert passed(both, drop_progress=True) == both
+
+
 def test_a_model_is_renamed_and_nothing_else():
     rename = (b"m", 'Chat \u00e9"1'.encode())
     after = msgspec.json.encode(rename[1].decode())

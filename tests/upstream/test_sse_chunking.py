@@ -27,7 +27,8 @@ PIECES = [
     token(b"a").replace(b"\n", b"\r\n"), token(b"a").replace(b"\n", b"\r"), b"\n", b"\r", b"\r\n", b"\n\n", b"id: 1\n",
     b": c\n", b"retry: 3\n\n", b"event: ping\n", b"data:", b"data: \n\n", b"data: [DONE] \n\n", b"\xef\xbb\xbf",
     data(b'{"error":"x"}'), data(b'{"error":{"message":"boom","code":1}}'), data(b"{"), RESPONSES, MESSAGES, COMPLETION,
-    LLAMACPP_CHAT, named(b"error", b'{"message":"x"}'), b"x" * 320, b"y" * 301 + b"\n\n",
+    ROLE.replace(b'"choices"', b'"prompt_progress":{"total":9},"choices"'), LLAMACPP_CHAT,
+    named(b"error", b'{"message":"x"}'), b"x" * 320, b"y" * 301 + b"\n\n",
 ]  # fmt: skip
 ATTRIBUTES = (
     "meaningful", "failure", "errored", "done", "complete", "usage", "tokens", "oversized", "response_id",
@@ -38,6 +39,7 @@ streams = st.lists(st.one_of(st.sampled_from(PIECES), st.binary(max_size=6)), ma
 options = st.fixed_dictionaries(
     {
         "drop_usage": st.booleans(),
+        "drop_progress": st.booleans(),
         "rename": st.sampled_from([None, (b"m", b"other-name")]),
         "cap": st.sampled_from([300, 2**20]),
     }
