@@ -21,6 +21,8 @@ _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed
 #: Keys whose string is the token, as engines write them.
 _TEXTS = (b'"content":"', b'"text":"', b'"reasoning_content":"', b'"reasoning":"')
 _BACKSLASH = 0x5C
+#: Bytes on either side of the end of an event by which one token is told from the next.
+_SEAM = 8
 #: No event begins so.
 _NEVER = b"\n"
 _QUIET = frozenset({"ping", "message_start", "content_block_start", "content_block_delta", "content_block_stop"})
@@ -180,17 +182,25 @@ class TokenReader:
     def run(self, data: bytes) -> tuple[int, int]:
         """How many events at the beginning of `data` each bear a token and surely say nothing else; their bytes.
 
-        What stands between their tokens is the same each time, so the tokens fall out by splitting at it.
+        What stands between their tokens is the same each time, so the tokens fall out by splitting at it: at a few
+        bytes of it, because each find prepares a long needle anew. What falls out is put together again to see whether
+        the rest was there too.
         """
         before, between = self._before, self._after + b"\n\n"
         if before is _NEVER or not data.startswith(before):
             return 0, 0
-        *tokens, rest = data[len(before) :].split(between + before)
-        last, found, rest = rest.partition(between)
+        head, right, left = before[:_SEAM], before[_SEAM:], between[:-_SEAM]
+        seam, body = between[-_SEAM:] + head, data[len(head) :]
+        *whole, last = body.split(seam)
+        tokens = [piece[len(right) : len(piece) - len(left)] for piece in whole]
+        if right + (between + before).join([*tokens, b""]) != body[: len(body) - len(last)] + right:
+            return 0, 0
+        rest, found = head + last, b""
+        if last.startswith(right):
+            token, found, after = last[len(right) :].partition(between)
         if found:
-            tokens.append(last)
-        else:
-            rest = before + last
+            tokens.append(token)
+            rest = after
         told = b"".join(tokens)
         if b'"' in told or b"\n" in told or b"" in tokens:
             return 0, 0

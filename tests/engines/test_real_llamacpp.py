@@ -1,7 +1,7 @@
 """The router in front of a real llama.cpp: what it finds out, what it serves, and what becomes of slots.
 
 The router hangs up on the server within a second of its client's leaving. What the server makes of it is its own
-affair: a stream stops with the next token, or, since it is told its progress, with the second step of its prompt (128
+affair: a stream stops with the next token, or, since it tells its progress, with the second step of its prompt (128
 tokens on one thread: up to two seconds on a busy machine); for what is not streamed it looks once it had nothing to tell
 anybody for a second.
 """
