@@ -2,8 +2,8 @@
 
 The router hangs up on the server within a second of its client's leaving. What the server makes of it is its own
 affair: a stream stops with the next token, or, since it tells its progress, with the second step of its prompt (128
-tokens on one thread: up to two seconds on a busy machine); for what is not streamed it looks once it had nothing to tell
-anybody for a second.
+tokens on one thread: up to two seconds on a busy machine); for what is not streamed it looks once it had nothing to
+tell anybody for a second.
 """
 
 import asyncio
