@@ -29,8 +29,8 @@ _QUIET = frozenset({"ping", "message_start", "content_block_start", "content_blo
 
 
 class Said(msgspec.Struct, gc=False):
-    """`shown`: a person would see it; `token`: it bears content; `spare`: it only carries usage; `progress`: it only
-    tells how much of the prompt has been read.
+    """`shown`: a person would see it; `token`: it bears content; `spare`: it only carries usage; `progress`: it tells
+    how much of the prompt has been read.
 
     `ended`: whether the answer's own end has been seen by now; None if the event does not bear on it.
     """
@@ -240,8 +240,8 @@ class TokenReader:
                 self._finished.add(index)
                 finish = True
             token = token or bool(choice.text) or (choice.delta is not None and choice.delta.said())
-        self._single = token and not finish and usage is None and len(chunk.choices) == 1
-        progress = chunk.prompt_progress is not None and not (token or finish)
+        progress = chunk.prompt_progress is not None
+        self._single = token and not (finish or progress) and usage is None and len(chunk.choices) == 1
         ended = self._finished == self._seen
         return Said(shown=token or finish, token=token, ended=ended, progress=progress, usage=usage)
 

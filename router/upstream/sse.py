@@ -24,13 +24,15 @@ __all__ = ["Events", "comment", "failure_events"]
 
 _BOM = b"\xef\xbb\xbf"
 _DONE = b"data: [DONE]"
+_PROGRESS = "prompt_progress"
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"')
 
 
 class Events:
     """Reads one answer's stream. `rename` is (from, to) model names.
 
-    `drop_usage` keeps the usage-only chunk back, `drop_progress` those that tell how much of the prompt has been read.
+    `drop_usage` keeps the usage-only chunk back, `drop_progress` what tells how much of the prompt has been read.
 
     `meaningful`: something a person would see has come. `failure`: data of an error event that came before that.
     `errored`: one came after it. `done`: the `[DONE]` mark has come. `complete`: the answer's own end has.
@@ -262,8 +264,12 @@ class Events:
             return b""
         said = self._reader.read(payload, name)
         self._note(said, payload)
-        if (said.spare and self._drop_usage) or (said.progress and self._drop_progress):
+        if said.spare and self._drop_usage:
             return b""
+        if said.progress and self._drop_progress:
+            if not said.shown:
+                return b""
+            block = _without(_PROGRESS, payload)
         if said.error and self._data_only:
             return _readable(payload)
         return block if self._model is None else self._model.renamed(block)
@@ -316,6 +322,13 @@ class _Model:
 
 def _same(event: bytes, block: bytes) -> bool:
     return event is block and block != b""
+
+
+def _without(key: str, payload: bytes) -> bytes:
+    """An event without that key of its data, every other value as it came."""
+    members = _members.decode(payload)
+    del members[key]
+    return b"data: " + msgspec.json.encode(members)
 
 
 def _readable(payload: bytes) -> bytes:

@@ -195,7 +195,7 @@ async def test_a_line_goes_back_to_the_node_that_read_it(rig, tmp_path, freed):
     nodes = [await rig.node(slots=4) for _ in range(2)]
     for node in nodes:
         slow_until(node, freed=freed)
-    app = await rig.router()
+    app = await rig.router(upstream={"first_byte_s": 3, "first_byte_per_prompt_token_s": 0})
     async with room(app, tmp_path) as jobs:
         batch = await jobs.submit([long_line(1)])
         await eventually(lambda: long_calls(nodes[0]) or long_calls(nodes[1]), within=5)

@@ -175,7 +175,8 @@ def test_progress_is_kept_back_and_tokens_are_not():
     assert told in both
     assert passed(progress + VLLM_CHAT, drop_progress=True) == VLLM_CHAT
     assert passed(progress + VLLM_CHAT) == progress + VLLM_CHAT
-    assert passed(both, drop_progress=True) == both
+    assert passed(both, drop_progress=True) == STOP
+    assert passed(both) == both
 
 
 def test_a_model_is_renamed_and_nothing_else():

@@ -101,7 +101,7 @@ const SCENARIOS = {
   left_while_queued: async () => {
     const fields = { model: 'held', messages: SAY, user: `${USER}-holder`, stream: true };
     for await (const _ of await client.chat.completions.create(fields))
-      return tried(() => chat('held', { user: `${USER}-left`, options: { timeout: 200 } }));
+      return await tried(() => chat('held', { user: `${USER}-left`, options: { timeout: 200 } }));
   },
   tokenize: async () => {
     const body = { model: 'tiny', prompt: 'hello there' };
