@@ -18,7 +18,7 @@ from router.api.turn import Turn, lines
 from router.core.call import Call, Outcome, Protocol
 from router.dispatch.reply import Reply
 from router.errors import Answer, NodeFailed, UpstreamUnavailable
-from router.upstream.sse import failure_events
+from router.upstream.sse import KEEP_ALIVE, failure_events
 
 HELD_BYTES = 8 * 2**20
 """A body of known size up to this is collected before it is sent; a longer one is passed on as it comes."""
@@ -39,7 +39,6 @@ _OURS = frozenset(
 )
 _STREAMED = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
 _EVENT_STREAM = b"content-type: text/event-stream; charset=utf-8\r\n"
-_KEEP_ALIVE = b": keep-alive\n\n"
 
 
 class Answering:
@@ -193,7 +192,7 @@ class Answering:
         if not self._turn.started:
             self._start(200, _EVENT_STREAM + self._said() + _STREAMED, None)
             self.streaming = True
-        self._turn.write(_KEEP_ALIVE)
+        self._turn.write(KEEP_ALIVE)
         self._presence.moves += 1
 
     async def _still(self) -> None:

@@ -170,9 +170,10 @@ class Reply:
         self, upstream: Upstream | Unpacked, rename: tuple[bytes, bytes] | None, within_s: float
     ) -> None:
         trip = self.trip
-        protocol, asked = trip.call.endpoint.protocol, trip.asks_progress
-        events = Events(protocol, drop_usage=trip.asks_usage, drop_progress=asked, rename=rename)
-        trip.events = events
+        protocol = trip.call.endpoint.protocol
+        events = trip.events = Events(
+            protocol, drop_usage=trip.asks_usage, drop_progress=trip.asks_progress, rename=rename
+        )
         held = [await _event(upstream, events, within_s)]
         if not events.meaningful:
             # Comments and roles keep the connection alive for ever; they do not make an answer.

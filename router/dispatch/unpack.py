@@ -23,7 +23,7 @@ class Unpacked:
         self._inflate = zlib.decompressobj(wbits)
 
     async def read(self, idle_s: float | None = None) -> bytes:
-        """More bytes; `b""` at the end. Raises what the answer raises, and BadAnswer for what cannot be unpacked."""
+        """More bytes, as `Answer.read`; raises what that raises, and BadAnswer for what cannot be unpacked."""
         while packed := await self._upstream.read(idle_s):
             try:
                 data = self._inflate.decompress(packed)

@@ -20,11 +20,13 @@ import msgspec
 from router.core.call import Protocol, Usage
 from router.upstream.meaning import Said, reader_for
 
-__all__ = ["Events", "comment", "failure_events"]
+__all__ = ["KEEP_ALIVE", "Events", "failure_events"]
+
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment, which every client ignores."""
 
 _BOM = b"\xef\xbb\xbf"
 _DONE = b"data: [DONE]"
-_PROGRESS = "prompt_progress"
 _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"')
 
@@ -269,7 +271,7 @@ class Events:
         if said.progress and self._drop_progress:
             if not said.shown:
                 return b""
-            block = _without(_PROGRESS, payload)
+            block = _without("prompt_progress", payload)
         if said.error and self._data_only:
             return _readable(payload)
         return block if self._model is None else self._model.renamed(block)
@@ -325,8 +327,11 @@ def _same(event: bytes, block: bytes) -> bool:
 
 
 def _without(key: str, payload: bytes) -> bytes:
-    """An event without that key of its data, every other value as it came."""
-    members = _members.decode(payload)
+    """An event without that key of its data, every other value as it came; with it where a name cannot be read."""
+    try:
+        members = _members.decode(payload)
+    except msgspec.DecodeError:
+        return b"data: " + payload
     del members[key]
     return b"data: " + msgspec.json.encode(members)
 
@@ -351,11 +356,6 @@ def _shaped(fields: Mapping[str, Any]) -> dict[str, Any]:
         "param": fields.get("param"),
         "code": None if code is None else str(code),
     }
-
-
-def comment() -> bytes:
-    """A keep-alive that every client ignores."""
-    return b": keep-alive\n\n"
 
 
 def failure_events(

@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from router.core.call import Protocol
-from router.upstream.sse import Events, comment, failure_events
+from router.upstream.sse import KEEP_ALIVE, Events, failure_events
 from tests.upstream.streams import (
     COMPLETION,
     DONE,
@@ -177,6 +177,8 @@ def test_progress_is_kept_back_and_tokens_are_not():
     assert passed(progress + VLLM_CHAT) == progress + VLLM_CHAT
     assert passed(both, drop_progress=True) == STOP
     assert passed(both) == both
+    unreadable = both.replace(told, told + b',"\xff":1')
+    assert passed(unreadable, drop_progress=True) == unreadable
 
 
 def test_a_model_is_renamed_and_nothing_else():
@@ -228,7 +230,7 @@ def test_malformed_json_is_forwarded():
 
 
 def test_keep_alive_is_a_comment():
-    assert comment() == b": keep-alive\n\n"
+    assert KEEP_ALIVE == b": keep-alive\n\n"
 
 
 def parsed(events: bytes) -> list[tuple[str, object]]:
