@@ -73,22 +73,25 @@ _SIGNS = {ConnectFailed: Sign.GONE, FirstByteTimeout: Sign.SILENT}
 
 
 class RetryBudget:
-    """Retries as a share of calls, so that an outage is not multiplied. A few are always allowed."""
+    """Retries as a share of calls, so that an outage is not multiplied. A few are always allowed.
+
+    `left` are those that may be made now, at most `FLOOR`.
+    """
 
     FLOOR = 10.0
 
     def __init__(self) -> None:
-        self._left = self.FLOOR
+        self.left = self.FLOOR
 
     def earn(self, ratio: float) -> None:
         """A call came in, which allows so much of a retry."""
-        self._left = min(self.FLOOR, self._left + ratio)
+        self.left = min(self.FLOOR, self.left + ratio)
 
     def spend(self) -> bool:
         """Whether one more retry may be made; it is counted if so."""
-        if self._left < 1.0:
+        if self.left < 1.0:
             return False
-        self._left -= 1.0
+        self.left -= 1.0
         return True
 
 
@@ -113,8 +116,9 @@ class Dispatcher:
     def relays(self, call: Call) -> bool:
         """Whether the relay may answer the call."""
         relay = self.relay
-        may = relay is not None and call.fallback and call.bound_to is None and call.model in relay.models
-        return may and self._ledger.spending.affords(call)
+        if relay is None or not call.fallback or call.bound_to is not None or call.model not in relay.models:
+            return False
+        return self._ledger.spending.affords(call)
 
     def open(self, call: Call, past: Past | None = None) -> "Opening":
         """The call's answer, for as long as the block lasts: `async with dispatcher.open(call) as reply`.
@@ -130,7 +134,8 @@ class Dispatcher:
             past = Past()
         trip = Trip(call, self._ledger.clock, relay=self.relays(call), past=past)
         self.trips.add(trip)
-        self._retries.earn(self.patience.retry_ratio)
+        if self._retries.left < RetryBudget.FLOOR:
+            self._retries.earn(self.patience.retry_ratio)
         return trip
 
     def come_home(self, trip: Trip, error: BaseException | None) -> None:
@@ -142,33 +147,36 @@ class Dispatcher:
         self.admission.ended(trip.call, trip.node, trip.permit, trip.written())
 
     async def first_leg(self, trip: Trip) -> tuple[Leg, Reply]:
-        """The first leg that answers, with its answer; it is entered. Raises an Answer when there is none."""
-        grant = await self._first_grant(trip)
+        """The first leg that answers, with its answer; it is open. Raises an Answer when there is none."""
+        call, admission = trip.call, self.admission
+        if call.bound_to == RELAY:
+            grant: Grant | RelayGrant = RelayGrant(RelayCause.OWNER)
+        else:
+            grant = await admission.grant(call, trip.situation, trip.began_at)
         while True:
             leg = self._leg(trip, grant)
             try:
-                reply = await leg.__aenter__()
+                reply = await leg.open()
             except NodeFailed as error:
+                leg.close()
                 self._ledger.leg(trip, type(error))
                 grant = await self._next(trip, error)
+            except BaseException:
+                leg.close()
+                raise
             else:
-                if trip.permit is not None and trip.call.reason is not Reason.JOB:
+                if trip.permit is not None and call.reason is not Reason.JOB:
                     trip.permit.firm = True  # somebody reads along: what they have read cannot be taken back
-                self.admission.changed()
+                admission.changed()
                 return leg, reply
 
     def _leg(self, trip: Trip, grant: Grant | RelayGrant) -> Leg:
-        patience = self.patience
-        first_byte_s = patience.first_byte(trip.call, grant.node if isinstance(grant, Grant) else None)
+        freed = self.admission.changed
         if isinstance(grant, Grant):
-            return Leg(trip, self._ways[grant.node], grant, first_byte_s, self.admission.changed)
+            node = grant.node
+            return Leg(trip, self._ways[node], grant, self.patience.first_byte(trip.call, node), freed)
         self._ledger.relayed(trip, grant.cause)
-        return Leg(trip, self._way_to_relay(trip.call), None, first_byte_s, self.admission.changed)
-
-    async def _first_grant(self, trip: Trip) -> Grant | RelayGrant:
-        if trip.call.bound_to == RELAY:
-            return RelayGrant(RelayCause.OWNER)
-        return await self.admission.grant(trip.call, trip.situation, trip.began_at)
+        return Leg(trip, self._way_to_relay(trip.call), None, self.patience.first_byte(trip.call, None), freed)
 
     async def _next(self, trip: Trip, error: NodeFailed) -> Grant | RelayGrant:
         """Where a call goes whose leg failed. Raises the last word when there is nowhere."""
@@ -249,6 +257,6 @@ class Opening:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         try:
-            await self._leg.__aexit__(kind, error, at)
+            self._leg.close()
         finally:
             self._dispatcher.come_home(self._trip, error)

@@ -1,13 +1,12 @@
-"""One attempt of a call on one target, held for a block.
+"""One attempt of a call on one target.
 
-Entering takes what the attempt needs and reads its answer as far as it must be held; leaving closes the exchange, gives
-the room back and lets those who wait ask again, in this order, so that room is never given to two.
+Opening it sends the request and reads the answer as far as it must be held; closing it closes the exchange, gives the
+room back and lets those who wait ask again, in this order, so that room is never given to two.
 
 What the target says is sorted here: an answer to show, the caller's own error (shown too), or a failure of the node.
 """
 
 from collections.abc import Callable, Mapping
-from types import TracebackType
 
 import msgspec
 
@@ -27,7 +26,6 @@ from router.errors import (
     RelayMisconfigured,
     TakenBack,
 )
-from router.upstream.pool import Answer as Upstream
 from router.upstream.pool import Exchange, Pool
 from router.upstream.target import Target
 
@@ -54,7 +52,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leg:
-    """Use as `async with` for the Reply. `grant` is None for the relay. Entering raises NodeFailed or an Answer."""
+    """One attempt: `open` it for the Reply, and `close` it in any case. `grant` is None for the relay."""
 
     __slots__ = ("_exchange", "_first_byte_s", "_freed", "_grant", "_trip", "_way")
 
@@ -68,58 +66,54 @@ class Leg:
         self._freed = freed
         self._exchange: Exchange | None = None
 
-    async def __aenter__(self) -> Reply:
-        try:
-            return await self._ask()
-        except BaseException:
-            await self.__aexit__(None, None, None)
-            raise
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
-    ) -> None:
-        exchange, self._exchange = self._exchange, None
-        try:
-            if exchange is not None:
-                await exchange.__aexit__(kind, error, None)
-        finally:
-            if self._grant is not None:
-                self._grant.permit.__exit__(kind, error, None)
-                self._freed()
-
-    async def _ask(self) -> Reply:
-        """Send the request and read as much of the answer as must be held."""
-        trip, way, grant = self._trip, self._way, self._grant
+    async def open(self) -> Reply:
+        """Send the request and read as much of the answer as must be held. Raises NodeFailed or an Answer."""
+        way, grant = self._way, self._grant
+        trip = self._trip
         call, node = trip.call, None if grant is None else grant.node
         own_name = way.models.get(call.model, call.model)
         asks_usage = call.ask_usage and (node is None or node.facts.streams_usage)
-        trip.leave(way.name, grant, asks_usage=asks_usage, asks_progress=request.asks_progress(call, node))
+        asks_progress = call.stream and request.asks_progress(call, node)
+        trip.leave(way.name, grant, asks_usage=asks_usage, asks_progress=asks_progress)
         if grant is not None and grant.permit.taken:
             raise TakenBack(_TAKEN)  # between the grant and this task's turn
-        behind = request.behind(call, node)
-        body = request.body(call, own_name, asks_usage=asks_usage, asks_progress=trip.asks_progress, behind=behind)
+        behind = request.behind(call, node) if call.workload is BATCH else None
+        body = call.body
+        if own_name != call.model or asks_usage or asks_progress or behind is not None:
+            body = request.body(call, own_name, asks_usage=asks_usage, asks_progress=asks_progress, behind=behind)
         head = request.head(call, way.target, way.starts, len(body))
-        exchange = way.pool.exchange(head, body, first_byte_s=self._first_byte_s)
+        self._exchange = exchange = way.pool.exchange(head, body, first_byte_s=self._first_byte_s)
         if grant is not None and call.workload is BATCH:
             grant.permit.left = lambda: exchange.stop(TakenBack(_TAKEN))
-        upstream = await exchange.__aenter__()
-        self._exchange = exchange
-        if upstream.status >= 400:
-            return await self._refused(upstream, behind is not None)
-        if upstream.status >= 300:
-            raise BadAnswer(f"The node answered {upstream.status}: a redirect is no answer.")
+        await exchange.open()
+        if exchange.status >= 300:
+            return await self._refused(exchange, behind is not None)
         try:
             renamed = None if own_name == call.model else (own_name.encode(), call.model.encode())
-            return await Reply.hold(upstream, trip, renamed, self._first_byte_s)
+            return await Reply.hold(exchange, trip, renamed, self._first_byte_s)
         except IdleTimeout as error:
             raise FirstByteTimeout("The answer began and nothing of it came within the bound.") from error
         except ErrorInStream as error:
             if error.status >= 500:
                 raise
-            return self._complaint(error.status, upstream, error.body)
+            return self._complaint(error.status, exchange, error.body)
 
-    async def _refused(self, upstream: Upstream, hinted: bool) -> Reply:
-        status, raw = upstream.status, await _some(upstream)
+    def close(self) -> None:
+        """Close the exchange, give the room back, and let those who wait ask again."""
+        exchange, self._exchange = self._exchange, None
+        try:
+            if exchange is not None:
+                exchange.close()
+        finally:
+            if self._grant is not None:
+                self._grant.permit.__exit__(None, None, None)
+                self._freed()
+
+    async def _refused(self, upstream: Exchange, hinted: bool) -> Reply:
+        status = upstream.status
+        if status < 400:
+            raise BadAnswer(f"The node answered {status}: a redirect is no answer.")
+        raw = await _some(upstream)
         if hinted and self._grant is not None and status in _UNKNOWN_FIELD and b"priority" in raw.lower():
             return await self._ask_plainly(self._grant.node)
         if self._grant is None:
@@ -134,12 +128,11 @@ class Leg:
     async def _ask_plainly(self, node: Node) -> Reply:
         """Once more, and from now on, without a priority: the node will not have one."""
         node.takes_priority = False
-        exchange, self._exchange = self._exchange, None
-        if exchange is not None:
-            await exchange.__aexit__(None, None, None)
-        return await self._ask()
+        if self._exchange is not None:
+            self._exchange.close()
+        return await self.open()
 
-    def _complaint(self, status: int, upstream: Upstream, raw: bytes) -> Reply:
+    def _complaint(self, status: int, upstream: Exchange, raw: bytes) -> Reply:
         trip = self._trip
         trip.sign(Sign.NEITHER, "the caller's own error")
         trip.outcome = Outcome.CALLER_ERROR if status < 500 else Outcome.FAILED
@@ -148,7 +141,7 @@ class Leg:
         return Reply.error(status, headers, found.encode(), trip)
 
 
-async def _some(upstream: Upstream) -> bytes:
+async def _some(upstream: Exchange) -> bytes:
     """The beginning of a body."""
     parts, size = [], 0
     while size < ERROR_BODY_BYTES and (data := await upstream.read()):

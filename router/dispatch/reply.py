@@ -17,7 +17,7 @@ from router.dispatch.normalise import status_inside
 from router.dispatch.trip import Trip
 from router.dispatch.unpack import Unpacked
 from router.errors import ErrorInStream, FirstByteTimeout, NodeFailed, TakenBack, Truncated
-from router.upstream.pool import Answer as Upstream
+from router.upstream.pool import Exchange
 from router.upstream.sse import Events, failure_events
 
 JSON_HELD_BYTES = 8 * 2**20
@@ -25,8 +25,9 @@ JSON_HELD_BYTES = 8 * 2**20
 LAST_CHUNK_S = 0.05
 """How long the end of the body may come after the answer's own end mark, so that the connection can be kept."""
 
-_HOP_BY_HOP = frozenset(
+_KEPT_HERE = frozenset(
     (
+        b"cache-control",
         b"connection",
         b"keep-alive",
         b"proxy-authenticate",
@@ -40,10 +41,15 @@ _HOP_BY_HOP = frozenset(
         b"server",
         b"set-cookie",
         b"content-length",
+        b"x-accel-buffering",
+        b"x-ebbtide-node",
+        b"x-ebbtide-queue-ms",
+        b"x-ebbtide-reason",
+        b"x-ebbtide-workload",
         b"x-request-id",
     )
 )
-
+"""Headers of the connection, and those the router says itself."""
 
 _MARKLESS = (Protocol.RESPONSES, Protocol.MESSAGES)
 """Protocols whose last event is their end; the others send `[DONE]` after it."""
@@ -67,30 +73,28 @@ _body = msgspec.json.Decoder(_Body)
 class Reply:
     """What the caller gets. Iterate it once for its bytes.
 
-    `status` and `headers` are ready to send (hop-by-hop headers removed, no content-length); `length` is the body's
-    size when it is known; `node` the name of the node, or `relay`; `stream` whether the bytes are server-sent events.
+    `status` and `headers` are ready to send (without those of the connection, and the router's own); `length` is the
+    body's size when it is known; `node` the name of the node, or `relay`; `queued_s` how many seconds the call waited
+    for room; `stream` whether the bytes are server-sent events.
     """
+
+    __slots__ = (
+        "_events", "_held", "_upstream", "headers", "length", "node", "queued_s", "response_id", "status", "stream",
+        "trip",
+    )  # fmt: skip
 
     def __init__(self, status: int, headers: list[tuple[bytes, bytes]], trip: Trip) -> None:
         self.status = status
         self.headers = headers
         self.trip = trip
+        self.node = trip.place
+        self.queued_s = trip.queued_s
         self.stream = False
         self.length: int | None = None
         self.response_id: str | None = None
         self._held = b""
-        self._upstream: Upstream | Unpacked | None = None
+        self._upstream: Exchange | Unpacked | None = None
         self._events: Events | None = None
-
-    @property
-    def node(self) -> str:
-        """Who answers."""
-        return self.trip.place
-
-    @property
-    def queued_s(self) -> float:
-        """Seconds the call waited for room."""
-        return self.trip.queued_s
 
     def __aiter__(self) -> "Reply":
         return self
@@ -140,7 +144,7 @@ class Reply:
         return reply
 
     @classmethod
-    async def hold(cls, upstream: Upstream, trip: Trip, rename: tuple[bytes, bytes] | None, within_s: float) -> "Reply":
+    async def hold(cls, upstream: Exchange, trip: Trip, rename: tuple[bytes, bytes] | None, within_s: float) -> "Reply":
         """Read a 2xx answer as far as it must be held.
 
         Raises NodeFailed when the node fails before that point: IdleTimeout when it is silent for `within_s`,
@@ -152,22 +156,24 @@ class Reply:
         kind = told.get(b"content-type", b"").lower()
         coding = told.get(b"content-encoding", b"").lower()
         coded = coding not in (b"", b"identity")
-        if kind.startswith(b"text/event-stream"):
+        if kind.startswith(b"application/json"):
+            whole = upstream.whole()
+            if whole is None:
+                whole = await reply._some_json(upstream, within_s)
+            reply._hold_json(whole, upstream, None if coded else rename)
+        elif kind.startswith(b"text/event-stream"):
             reply.stream = True
             if coded:
-                reply.headers = [pair for pair in reply.headers if pair[0] != b"content-encoding"]
+                reply.headers = [pair for pair in headers if pair[0] != b"content-encoding"]
             await reply._hold_events(Unpacked(upstream, coding) if coded else upstream, rename, within_s)
-            return reply
-        if kind.startswith(b"application/json"):
-            await reply._hold_json(upstream, None if coded else rename, within_s)
-            return reply
-        reply._held = await upstream.read(within_s)
-        reply._upstream = upstream
-        trip.first_token()
+        else:
+            reply._held = await upstream.read(within_s)
+            reply._upstream = upstream
+            trip.first_token()
         return reply
 
     async def _hold_events(
-        self, upstream: Upstream | Unpacked, rename: tuple[bytes, bytes] | None, within_s: float
+        self, upstream: Exchange | Unpacked, rename: tuple[bytes, bytes] | None, within_s: float
     ) -> None:
         trip = self.trip
         protocol = trip.call.endpoint.protocol
@@ -188,20 +194,29 @@ class Reply:
         self._held = b"".join(held)
         self._upstream, self._events = upstream, events
 
-    async def _hold_json(self, upstream: Upstream, rename: tuple[bytes, bytes] | None, within_s: float) -> None:
-        whole = upstream.whole()
-        self._held = await self._some_json(upstream, within_s) if whole is None else whole
-        self.trip.first_token()
+    def _hold_json(self, whole: bytes, upstream: Exchange, rename: tuple[bytes, bytes] | None) -> None:
+        """Take in a JSON answer that is here, or the beginning of a long one (`_some_json`)."""
+        trip = self.trip
+        trip.first_token()
         if self._upstream is not None:
-            self.length = upstream.length
+            self._held, self.length = whole, upstream.length
             return
         if rename is not None:
-            self._held = rename_model(self._held, *rename)
-        self.length = len(self._held)
-        self._read_json()
-        self.trip.ended()
+            whole = rename_model(whole, *rename)
+        self._held, self.length = whole, len(whole)
+        try:
+            found = _body.decode(whole)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        else:
+            self.response_id = found.id
+            counted = found.usage
+            if counted is not None:
+                prompt, completion = counted.prompt_tokens, counted.completion_tokens
+                trip.usage = Usage(prompt or counted.input_tokens, completion or counted.output_tokens)
+        trip.ended()
 
-    async def _some_json(self, upstream: Upstream, within_s: float) -> bytes:
+    async def _some_json(self, upstream: Exchange, within_s: float) -> bytes:
         """The body, or as much as is held of a long one."""
         parts, size = [], 0
         while data := await upstream.read(within_s):
@@ -212,19 +227,7 @@ class Reply:
                 break
         return b"".join(parts)
 
-    def _read_json(self) -> None:
-        try:
-            found = _body.decode(self._held)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return
-        self.response_id = found.id
-        if found.usage is not None:
-            counted = found.usage
-            self.trip.usage = Usage(
-                counted.prompt_tokens or counted.input_tokens, counted.completion_tokens or counted.output_tokens
-            )
-
-    async def _flow_bytes(self, upstream: Upstream | Unpacked, write: Callable[[bytes], bool]) -> bool:
+    async def _flow_bytes(self, upstream: Exchange | Unpacked, write: Callable[[bytes], bool]) -> bool:
         """More of a body we do not read. It cannot say it failed, so a failure breaks the connection to the caller."""
         try:
             more = await upstream.flow(write)
@@ -238,7 +241,7 @@ class Reply:
             self.trip.ended()
         return more
 
-    async def _flow_events(self, upstream: Upstream | Unpacked, events: Events, write: Callable[[bytes], bool]) -> bool:
+    async def _flow_events(self, upstream: Exchange | Unpacked, events: Events, write: Callable[[bytes], bool]) -> bool:
         heard = self.trip.heard
 
         def take(data: bytes) -> bool:
@@ -262,7 +265,7 @@ class Reply:
                 write(self._last_words(events, str(error)))
         return False
 
-    async def _close_stream(self, upstream: Upstream | Unpacked, events: Events) -> None:
+    async def _close_stream(self, upstream: Exchange | Unpacked, events: Events) -> None:
         if self._ended(events):
             await upstream.drain(LAST_CHUNK_S)
         events.end()
@@ -283,7 +286,7 @@ class Reply:
         )
 
 
-async def _event(upstream: Upstream | Unpacked, events: Events, within_s: float) -> bytes:
+async def _event(upstream: Exchange | Unpacked, events: Events, within_s: float) -> bytes:
     """The next bytes to show. Raises ErrorInStream, or Truncated when the stream ends before it said anything."""
     data = await upstream.read(within_s)
     shown = events.feed(data) if data else b""
@@ -299,12 +302,11 @@ async def _event(upstream: Upstream | Unpacked, events: Events, within_s: float)
 
 
 def clean(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Headers that may go to the caller: none of the connection's own, nor those it names."""
-    kept = [pair for pair in headers if pair[0] not in _HOP_BY_HOP]
-    if len(kept) < len(headers):
+    """Headers that may go to the caller: none of the connection's own, nor those it names, nor ours."""
+    kept = [pair for pair in headers if pair[0] not in _KEPT_HERE]
+    if b"connection" in dict(headers):
         named = {part.strip().lower() for name, value in headers if name == b"connection" for part in value.split(b",")}
-        if named:
-            return [pair for pair in kept if pair[0] not in named]
+        return [pair for pair in kept if pair[0] not in named]
     return kept
 
 

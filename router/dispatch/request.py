@@ -50,13 +50,11 @@ def head(call: Call, target: Target, known: Mapping[str, bytes], length: int) ->
     if begun is None:
         path = target.path(call.path or call.endpoint.path, rooted=call.endpoint.rooted)
         begun = start(call.method, path + b"?" + call.query if call.query else path, target)
-    parts = [begun, b"x-request-id: ", call.id.encode(), b"\r\n"]
-    if length or call.method == "POST":
-        parts.append(b"content-type: %b\r\ncontent-length: %d\r\n" % (call.content_type, length))
-    for name, value in call.headers:
-        parts += (name, b": ", value, b"\r\n")
-    parts.append(b"\r\n")
-    return b"".join(parts)
+    passed = b"".join([b"%b: %b\r\n" % pair for pair in call.headers])
+    if not length and call.method != "POST":
+        return b"%bx-request-id: %b\r\n%b\r\n" % (begun, call.id.encode(), passed)
+    framing = call.id.encode(), call.content_type, length, passed
+    return b"%bx-request-id: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (begun, *framing)
 
 
 def behind(call: Call, node: Node | None) -> bytes | None:

@@ -5,7 +5,7 @@ import zlib
 from collections.abc import Callable
 
 from router.errors import BadAnswer, Truncated
-from router.upstream.pool import Answer as Upstream
+from router.upstream.pool import Exchange
 
 _WBITS = {b"gzip": 31, b"x-gzip": 31, b"deflate": 15}
 
@@ -15,7 +15,7 @@ class Unpacked:
 
     __slots__ = ("_inflate", "_upstream")
 
-    def __init__(self, upstream: Upstream, coding: bytes) -> None:
+    def __init__(self, upstream: Exchange, coding: bytes) -> None:
         wbits = _WBITS.get(coding.lower())
         if wbits is None:
             raise BadAnswer("The stream is compressed in a way that was not asked for.")
@@ -23,7 +23,7 @@ class Unpacked:
         self._inflate = zlib.decompressobj(wbits)
 
     async def read(self, idle_s: float | None = None) -> bytes:
-        """More bytes, as `Answer.read`; raises what that raises, and BadAnswer for what cannot be unpacked."""
+        """More bytes, as `Exchange.read`; raises what that raises, and BadAnswer for what cannot be unpacked."""
         while packed := await self._upstream.read(idle_s):
             try:
                 data = self._inflate.decompress(packed)

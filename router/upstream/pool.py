@@ -16,21 +16,72 @@ from router.errors import BadAnswer, ConnectFailed, NodeFailed, Overloaded, Stop
 from router.upstream.connection import Bounds, Connection
 from router.upstream.target import Target
 
-__all__ = ["Answer", "Bounds", "Exchange", "Pool"]
+__all__ = ["Bounds", "Exchange", "Pool"]
 
 STARVED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 """What this machine lacks when it cannot even try to connect: no fault of the node."""
 
 
-class Answer:
-    """An answer whose head is in. `headers` are (lower-case name, value) in the order they came. Lives in its block."""
+class Exchange:
+    """One request and its answer: `async with pool.exchange(...) as answer`. Good for one entry.
 
-    __slots__ = ("_connection", "headers", "status")
+    In its block `status` and `headers`, (lower-case name, value) in the order they came, are those of the answer.
+    """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection: Connection | None = connection
-        self.status: int = connection.status
-        self.headers: list[tuple[bytes, bytes]] = connection.headers
+    __slots__ = ("_body", "_connection", "_first_byte_s", "_head", "_pool", "_stopped", "headers", "status")
+
+    headers: list[tuple[bytes, bytes]]
+    status: int
+
+    def __init__(self, pool: "Pool", head: bytes, body: bytes, first_byte_s: float) -> None:
+        self._pool = pool
+        self._head = head
+        self._body = body
+        self._first_byte_s = first_byte_s
+        self._connection: Connection | None = None
+        self._stopped: NodeFailed | None = None
+
+    def stop(self, error: NodeFailed) -> None:
+        """End it from outside: the connection is closed now, and whoever waits for its answer gets the error."""
+        self._stopped = error
+        if self._connection is not None:
+            self._connection.fail(error)
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def open(self) -> None:
+        """Enter the block by hand: leave it by `close`, also when this raises."""
+        self._connection = connection = self._pool.pick()
+        if connection is not None:
+            try:
+                await connection.start(self._head, self._body, self._first_byte_s)
+            except Truncated:
+                if connection.touched:
+                    raise
+                connection = None  # the server had closed it meanwhile
+        if connection is None:
+            self._connection = connection = await self._pool.connect()
+            if self._stopped is not None:
+                connection.abort()
+                raise self._stopped
+            await connection.start(self._head, self._body, self._first_byte_s)
+        self.status = connection.status
+        self.headers = connection.headers
+
+    def close(self) -> None:
+        """Leave the block: an answer that was not read to its end is ended."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._pool.give_back(connection)
+
+    # The answer
 
     @property
     def length(self) -> int | None:
@@ -87,59 +138,6 @@ class Answer:
         if self._connection is None:
             raise RuntimeError("the answer was read after its block")
         return self._connection
-
-    def detach(self) -> Connection:
-        """Part from the connection; the end of the block does this."""
-        connection, self._connection = self._connection, None
-        assert connection is not None
-        return connection
-
-
-class Exchange:
-    """One request and its answer: `async with pool.exchange(...) as answer`. Good for one entry."""
-
-    __slots__ = ("_answer", "_body", "_connection", "_first_byte_s", "_head", "_pool", "_stopped")
-
-    def __init__(self, pool: "Pool", head: bytes, body: bytes, first_byte_s: float) -> None:
-        self._pool = pool
-        self._head = head
-        self._body = body
-        self._first_byte_s = first_byte_s
-        self._answer: Answer | None = None
-        self._connection: Connection | None = None
-        self._stopped: NodeFailed | None = None
-
-    def stop(self, error: NodeFailed) -> None:
-        """End it from outside: the connection is closed now, and whoever waits for its answer gets the error."""
-        self._stopped = error
-        if self._connection is not None:
-            self._connection.fail(error)
-
-    async def __aenter__(self) -> Answer:
-        self._connection = connection = self._pool.pick()
-        if connection is not None:
-            try:
-                await connection.start(self._head, self._body, self._first_byte_s)
-            except Truncated:
-                if connection.touched:
-                    raise
-                connection = None  # the server had closed it meanwhile
-        if connection is None:
-            self._connection = connection = await self._pool.connect()
-            if self._stopped is not None:
-                connection.abort()
-                raise self._stopped
-            await connection.start(self._head, self._body, self._first_byte_s)
-        self._answer = answer = Answer(connection)
-        return answer
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._connection = None
-        if self._answer is not None:
-            self._pool.give_back(self._answer.detach())
-            self._answer = None
 
 
 class Pool:

@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from router.errors import BadAnswer, Stopped
-from router.upstream.pool import Answer, Bounds, Pool
+from router.upstream.pool import Bounds, Exchange, Pool
 from router.upstream.target import Target
 from tests.upstream.wire import GET, OK, Peer, answering, joined, once, post, settled, until
 
@@ -237,7 +237,7 @@ def test_an_answer_is_dead_after_its_block(run):
         async with joined(answering(OK)) as (pool, _):
             async with pool.exchange(GET) as answer:
                 await answer.all(9)
-            assert isinstance(answer, Answer)
+            assert isinstance(answer, Exchange)
             with pytest.raises(RuntimeError):
                 await answer.read()
 
