@@ -26,16 +26,15 @@ class Watch:
     def __init__(self, terms: Terms) -> None:
         self.terms = terms
         self.present: set[Presence] = set()
-        self._timer: asyncio.TimerHandle | None = None
+        self.timer: asyncio.TimerHandle | None = None
 
     def begin(self, within_s: float = math.inf) -> None:
-        """There are calls to look at, in `within_s` seconds if that is sooner than usual."""
-        if self._timer is None:
-            due_s = min(self.terms.pace_s, within_s)
-            self._timer = asyncio.get_running_loop().call_later(due_s, self._look)
+        """There are calls to look at, in `within_s` seconds if that is sooner than usual; no `timer` runs yet."""
+        due_s = min(self.terms.pace_s, within_s)
+        self.timer = asyncio.get_running_loop().call_later(due_s, self._look)
 
     def _look(self) -> None:
-        self._timer = None
+        self.timer = None
         if self.present:
             now = asyncio.get_running_loop().time()
             self.begin(min([presence.look(now) for presence in tuple(self.present)]))
@@ -67,8 +66,10 @@ class Presence:
         self.beat: Callable[[], None] | None = None
 
     def __enter__(self) -> "Presence":
-        self._watch.present.add(self)
-        self._watch.begin()
+        watch = self._watch
+        watch.present.add(self)
+        if watch.timer is None:
+            watch.begin()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:

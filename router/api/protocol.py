@@ -122,31 +122,33 @@ class FrontProtocol(asyncio.Protocol):
 
     # What the parser says
 
-    def on_message_begin(self) -> None:
-        self._url = b""
-        self._headers = []
-
     def on_url(self, url: bytes) -> None:
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers.append((name.lower(), value))
+        if self._in_head:  # else it is a trailer: nothing here reads those
+            self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
+        url, self._url = self._url, b""
+        headers, self._headers = self._headers, []
         self._in_head, self._turn = False, None
         if self.transport.is_closing():
             return
-        headers, parser = self._headers, self._parser
         if self._head_bytes > self.head_limit:
-            size = len(self._url) + sum(len(name) + len(value) + 4 for name, value in headers)
+            size = len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
             if size > self.head_limit:
                 self._refuse(431, "The request head is too large.", "request_header_fields_too_large")
                 return
         self._turn = turn = Turn(self, headers)
+        parser = self._parser
         turn.method = parser.get_method().decode("ascii")
-        url = httptools.parse_url(self._url)
-        turn.raw_path = path = url.path
-        turn.query = url.query or b""
+        if url.startswith(b"/") and b"#" not in url:
+            path, _, turn.query = url.partition(b"?")
+        else:
+            parsed = httptools.parse_url(url)
+            path, turn.query = parsed.path, parsed.query or b""
+        turn.raw_path = path
         turn.path = path.decode("ascii") if b"%" not in path else unquote(path.decode("ascii"))
         turn.keep_alive = parser.should_keep_alive()
         if parser.get_http_version() != "1.1":
@@ -187,7 +189,8 @@ class FrontProtocol(asyncio.Protocol):
         if not (turn.keep_alive and whole):
             self.transport.close()
         elif not self.transport.is_closing():
-            self.resume_reading()
+            if self._paused:
+                self.resume_reading()
             if self._waiting:
                 self._start(self._waiting.popleft())
             else:

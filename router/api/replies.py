@@ -25,18 +25,6 @@ HELD_BYTES = 8 * 2**20
 LINGER_S, LINGER_BYTES = 2.0, 64 * 2**20
 """How long and how much is read of a body that is not wanted, so that the refusal arrives before the end."""
 
-_OURS = frozenset(
-    (
-        b"cache-control",
-        b"content-length",
-        b"x-accel-buffering",
-        b"x-ebbtide-node",
-        b"x-ebbtide-queue-ms",
-        b"x-ebbtide-reason",
-        b"x-ebbtide-workload",
-        b"x-request-id",
-    )
-)
 _STREAMED = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
 _EVENT_STREAM = b"content-type: text/event-stream; charset=utf-8\r\n"
 
@@ -86,16 +74,20 @@ class Answering:
 
     async def finish(self, reply: Reply, held: bytes | None) -> None:
         """Send the rest, after room was given back."""
-        self._presence.finishing = True
+        turn, presence = self._turn, self._presence
+        presence.finishing = True
         if held is None:
-            await self._end(b"")
-        elif self._turn.started:
-            await self._late(reply.status, held)
+            held = b""
+        elif turn.started:
+            held = self._late(reply.status, held)
         else:
             if reply.status >= 400 and self._protocol is Protocol.MESSAGES:
                 held = errors.envelope(reply.status, errors.inner(held).message)
-            self._start(reply.status, self._about(reply), len(held))
-            await self._end(held)
+            turn.begin(reply.status, self._about(reply), len(held))
+            presence.headed = True
+        if turn.stuffed:
+            await self._drained()
+        turn.end(held)
 
     async def fail(self, answer: Answer) -> None:
         """Tell the caller why there is no answer, in whatever way is still open."""
@@ -146,11 +138,11 @@ class Answering:
             if not await reply.flow(turn.write):
                 return
 
-    async def _late(self, status: int, held: bytes) -> None:
-        """A stream was promised, and what came is one JSON body."""
+    def _late(self, status: int, held: bytes) -> bytes:
+        """A stream was promised, and what came is one JSON body: the events that say so."""
         error = errors.inner(held)
         message = error.message if status >= 400 else "The node did not stream its answer."
-        await self._end(failure_events(self._protocol, message, error.code or "upstream_error"))
+        return failure_events(self._protocol, message, error.code or "upstream_error")
 
     def _start(self, status: int, said: bytes, length: int | None) -> None:
         self._turn.begin(status, said, length)
@@ -169,18 +161,15 @@ class Answering:
         self._presence.moves += 1
 
     def _about(self, reply: Reply) -> bytes:
-        theirs = lines([pair for pair in reply.headers if pair[0] not in _OURS])
-        node, queue_ms = reply.node.encode(), reply.queued_s * 1000
+        theirs, node = lines(reply.headers), reply.node.encode()
+        queue_ms = reply.queued_s * 1000
         return b"%b%bx-ebbtide-node: %b\r\nx-ebbtide-queue-ms: %d\r\n" % (theirs, self._said(), node, queue_ms)
 
     def _said(self) -> bytes:
         call = self._call
         assert call is not None
-        return b"x-request-id: %b\r\nx-ebbtide-workload: %b\r\nx-ebbtide-reason: %b\r\n" % (
-            self.id.encode(),
-            call.workload.encode(),
-            call.reason.encode(),
-        )
+        said = self.id.encode(), call.workload.encode(), call.reason.encode()
+        return b"x-request-id: %b\r\nx-ebbtide-workload: %b\r\nx-ebbtide-reason: %b\r\n" % said
 
     def _heartbeat(self) -> None:
         if self._beat is None or self._beat.done():

@@ -193,9 +193,12 @@ class Turn:
             return
         if self._chunked:
             last = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
+            whole = True
+        elif self._left_bytes == len(data):
+            last, whole = data, True
         else:
             last = self._sized(data)
-        whole = not self._left_bytes
+            whole = not self._left_bytes
         self.complete = True
         if not self.gone:
             if self._head or last:
