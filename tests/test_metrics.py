@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from router.core.account import Account
 from router.core.call import ENDPOINTS, Call, Endpoint, Outcome, Reason, Usage, Workload
 from router.core.node import State
 from router.metrics import MOST_SERIES, Metrics
@@ -25,6 +26,7 @@ def call(**changed):
         "output_tokens": 20,
         "workload": Workload.INTERACTIVE,
         "reason": Reason.STREAM,
+        "stream": True,
     }
     return Call(**{**whole, **changed})
 
@@ -40,8 +42,8 @@ def test_a_finished_call_is_counted_once_everywhere():
     one = call()
     metrics.classified(one)
     metrics.leg("a", Outcome.COMPLETED)
-    ended = {"node": "a", "queued_s": 0.02, "first_token_s": 0.3, "duration_s": 1.5, "usage": Usage(7, 9)}
-    metrics.finished(one, Outcome.COMPLETED, **ended)
+    ended = {"place": "a", "queued_s": 0.02, "first_token_s": 0.3, "duration_s": 1.5, "usage": Usage(7, 9)}
+    metrics.finished(Account(one, Outcome.COMPLETED, **ended))
     found = samples(metrics)
     chat, endpoint = ("workload", "interactive"), ("endpoint", "chat/completions")
     assert found["ebbtide_calls_total", endpoint, ("outcome", "completed"), chat] == 1
@@ -58,7 +60,7 @@ def test_a_finished_call_is_counted_once_everywhere():
 
 def test_what_never_came_is_not_observed():
     metrics = Metrics(["a"])
-    metrics.finished(call(), Outcome.REFUSED, node=None, queued_s=2.0, first_token_s=None, duration_s=2.0, usage=None)
+    metrics.finished(Account(call(), Outcome.REFUSED, queued_s=2.0, duration_s=2.0))
     names = {name for name, *_ in samples(metrics)}
     assert "ebbtide_call_duration_seconds_sum" in names
     assert not {"ebbtide_time_to_first_token_seconds_sum", "ebbtide_prompt_tokens_total"} & names
@@ -117,7 +119,7 @@ def test_strangers_add_one_series_at_most():
     for index in range(1000):
         odd = call(id=str(index), model=f"m{index}" * 100, caller=f"c{index}", endpoint=Endpoint(path=f"x/{index}"))
         metrics.finished(
-            odd, Outcome.COMPLETED, node=f"n{index}", queued_s=0.0, first_token_s=0.1, duration_s=0.1, usage=None
+            Account(odd, Outcome.COMPLETED, place=f"n{index}", queued_s=0.0, first_token_s=0.1, duration_s=0.1)
         )
         metrics.leg(f"n{index}", Outcome.COMPLETED)
         metrics.truncated(f"n{index}")
@@ -146,7 +148,7 @@ def test_a_node_that_is_gone_takes_its_series_along():
     for node in "ab":
         metrics.leg(node, Outcome.COMPLETED)
         metrics.truncated(node)
-        metrics.finished(call(), Outcome.COMPLETED, node=node, first_token_s=0.1)
+        metrics.finished(Account(call(), Outcome.COMPLETED, place=node, first_token_s=0.1))
     metrics.forget("a")
     found = samples(metrics)
     assert not [name for name in found if ("node", "a") in name]
@@ -187,7 +189,7 @@ def test_how_the_last_reload_went():
 def test_scrapes_are_what_the_scraper_asks_for(accept, kind):
     metrics = Metrics(["a"])
     metrics.finished(
-        call(), Outcome.COMPLETED, node="a", queued_s=0.0, first_token_s=0.1, duration_s=0.1, usage=Usage(1, 1)
+        Account(call(), Outcome.COMPLETED, place="a", first_token_s=0.1, duration_s=0.1, usage=Usage(1, 1))
     )
     body, content_type = metrics.render(accept)
     assert content_type.startswith(kind)
@@ -210,7 +212,9 @@ def test_counting_a_call_is_cheap():
             metrics.classified(one)
             metrics.leg("a", Outcome.COMPLETED)
             metrics.finished(
-                one, Outcome.COMPLETED, node="a", queued_s=0.01, first_token_s=0.2, duration_s=1.0, usage=usage
+                Account(
+                    one, Outcome.COMPLETED, place="a", queued_s=0.01, first_token_s=0.2, duration_s=1.0, usage=usage
+                )
             )
         return time.process_time() - began
 
