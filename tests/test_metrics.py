@@ -5,10 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from router.core.account import Account
+from router.core.account import MOST_KINDS, Account
 from router.core.call import ENDPOINTS, Call, Endpoint, Outcome, Reason, Usage, Workload
 from router.core.node import State
 from router.metrics import MOST_SERIES, Metrics
@@ -141,6 +143,59 @@ def test_new_settings_bring_new_names():
     metrics.know(["b"])
     metrics.truncated("b")
     assert samples(metrics)["ebbtide_truncated_total", ("node", "b")] == 1
+
+
+def test_calls_end_under_the_name_their_node_had_then():
+    metrics = Metrics()
+    metrics.finished(Account(call(), Outcome.COMPLETED, place="b", answered=True))
+    metrics.know(["b"])
+    metrics.finished(Account(call(), Outcome.COMPLETED, place="b", answered=True))
+    legs = {dict(labels)["node"]: value for (name, *labels), value in samples(metrics).items() if "_legs_" in name}
+    assert legs == {"other": 1, "b": 1}
+    metrics.finished(Account(call(), Outcome.COMPLETED, place="b", first_token_s=0.1, answered=True))
+    metrics.forget("b")
+    assert not [name for name in samples(metrics) if ("node", "b") in name]
+
+
+def test_kinds_of_calls_are_bounded_and_none_is_lost():
+    metrics = Metrics(["a"])
+    for index in range(3 * MOST_KINDS):
+        metrics.finished(Account(call(endpoint=Endpoint(path=f"x/{index}")), Outcome.COMPLETED, place="a"))
+    assert len(metrics._ended.take()) <= MOST_KINDS
+    other = ("endpoint", "other"), ("outcome", "completed"), ("workload", "interactive")
+    assert samples(metrics)["ebbtide_calls_total", *other] == 2 * MOST_KINDS
+
+
+SECONDS = st.sampled_from([0.0, 0.01, 0.3, 4.0, 1e4])
+ACCOUNTS = st.builds(
+    lambda stream, path, workload, **rest: Account(
+        call(stream=stream, workload=workload, endpoint=Endpoint(path=path)), **rest
+    ),
+    stream=st.booleans(),
+    path=st.sampled_from(["chat/completions", "score", "strange"]),
+    workload=st.sampled_from(Workload),
+    outcome=st.sampled_from([Outcome.COMPLETED, Outcome.CUT]),
+    place=st.sampled_from(["", "a", "b", "relay"]),
+    answered=st.booleans(),
+    queued_s=SECONDS,
+    first_token_s=st.none() | SECONDS,
+    duration_s=SECONDS,
+    usage=st.none() | st.builds(Usage, st.integers(-1, 9), st.integers(-1, 9)),
+)
+
+
+@given(st.lists(ACCOUNTS | st.sampled_from(["know", "forget"]), max_size=12))
+def test_it_does_not_matter_how_often_somebody_asks(what):
+    seldom, often = Metrics(["a"]), Metrics(["a"])
+    for one in what:
+        for metrics in (seldom, often):
+            metrics.finished(one) if isinstance(one, Account) else getattr(metrics, one)(*"b")
+        often.families()
+    told = [
+        {(name, *labels): value for (name, *labels), value in samples(metrics).items() if "process" not in name}
+        for metrics in (seldom, often)
+    ]
+    assert told[0] == pytest.approx(told[1])
 
 
 def test_a_node_that_is_gone_takes_its_series_along():

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from router import logs
 from router.core.account import Account
-from router.core.call import Call, Outcome, Usage
+from router.core.call import Outcome, Usage
 from router.core.estimate import Estimates
 from router.core.placement import RelayCause
 from router.core.signals import Heard
@@ -75,7 +75,8 @@ class Ledger:
         if self.history is not None:
             self.history.ended(account)
         if usage is not None and place != RELAY:
-            self._learn(call, usage)
+            one = usage if call.sequences <= 1 else Usage(usage.prompt, usage.completion // call.sequences)
+            self._estimates.of(call.model).learn(call.counted, one, call.asked)
         if account.answered:
             heard = _heard(trip, account) if call.stream else Heard(call.prompt_tokens, account.queued_s, failed=cut)
             self._observe(place, heard)
@@ -90,10 +91,6 @@ class Ledger:
         self._metrics.finished(account)
         logs.call_finished(account)
         return account.written
-
-    def _learn(self, call: Call, usage: Usage) -> None:
-        one = usage if call.sequences <= 1 else Usage(usage.prompt, usage.completion // call.sequences)
-        self._estimates.of(call.model).learn(call.counted, one, call.asked)
 
     def _gap(self, account: Account) -> None:
         gap_s = account.gap_s

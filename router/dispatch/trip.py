@@ -140,10 +140,10 @@ class Trip(msgspec.Struct, eq=False):
 
     def account(self, now: float) -> Account:
         """What it came to. Asked once, when it has ended."""
-        call, events, first_at, began_at = self.call, self.events, self.first_token_at, self.began_at
+        call, events, first_at = self.call, self.events, self.first_token_at
         usage = self.usage if events is None else events.usage
         written = 0
-        if usage is not None and call.stream and self.outcome is Outcome.COMPLETED:
+        if call.stream and usage is not None and self.outcome is Outcome.COMPLETED:
             written = usage.completion // max(1, call.sequences)
         return Account(
             call,
@@ -153,8 +153,8 @@ class Trip(msgspec.Struct, eq=False):
             self.committed,
             self.status,
             self.queued_s,
-            None if first_at is None else first_at - began_at,
-            now - began_at,
+            None if first_at is None else first_at - self.began_at,
+            now - self.began_at,
             usage,
             written,
         )
