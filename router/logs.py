@@ -82,8 +82,9 @@ def configure(*, level: str = "info", form: str = "json", calls: bool = True, fi
 
 def call_finished(account: Account) -> None:
     """Write the one line of a finished call, if such lines are wanted."""
-    if _calls.lines is not None:
-        _calls.write(account, _calls.lines)
+    lines = _calls.lines
+    if lines is not None:
+        lines.msg(_calls.render(CallLine.of(account)))
 
 
 class CallLine(msgspec.Struct):
@@ -137,20 +138,15 @@ class CallLine(msgspec.Struct):
 
 
 class CallLines:
-    """Where the lines of finished calls go, past structlog's machinery."""
+    """Where the lines of finished calls go, past structlog's machinery: to `lines`, if they are wanted at all."""
 
     def __init__(self) -> None:
         self.lines: Lines | None = None
-        self._text = False
+        self.render: Callable[[CallLine], bytes] = _encode
 
     def open(self, lines: Lines | None, *, text: bool) -> None:
         """Write to `lines` from now on; None writes nothing."""
-        self.lines, self._text = lines, text
-
-    def write(self, account: Account, lines: Lines) -> None:
-        """Write one line."""
-        line = CallLine.of(account)
-        lines.msg(_text(None, "", {**msgspec.structs.asdict(line), "time": _now()}) if self._text else _encode(line))
+        self.lines, self.render = lines, _told if text else _encode
 
 
 class Foreign(logging.Handler):
@@ -220,6 +216,10 @@ def _text(_: object, __: str, fields: Fields) -> bytes:
     shown = {name: _shown(name, value) for name, value in fields.items() if value is not None}
     head = f"{shown.pop('time')} {shown.pop('level'):<7} {shown.pop('event')}"
     return " ".join([head, *(f"{name}={_word(value)}" for name, value in shown.items())]).encode()
+
+
+def _told(line: CallLine) -> bytes:
+    return _text(None, "", {**msgspec.structs.asdict(line), "time": _now()})
 
 
 def _word(value: object) -> str:

@@ -40,12 +40,6 @@ class Account(msgspec.Struct, frozen=True, gc=False):
     usage: Usage | None = None
     written: int = 0
 
-    @property
-    def gap_s(self) -> float | None:
-        """Mean time between two tokens of one sequence, of an answer that was streamed to its end."""
-        first_s = self.first_token_s
-        return None if self.written < 2 or first_s is None else (self.duration_s - first_s) / (self.written - 1)
-
 
 class Sum:
     """Accounts of one kind added up: calls by bucket of a time, and sums. Only streamed calls have a first token."""
@@ -69,7 +63,7 @@ class Accounts:
 
     def add(self, account: Account) -> None:
         """One more."""
-        call, usage, first_token_s = account.call, account.usage, account.first_token_s
+        call, usage = account.call, account.usage
         kind = (call.endpoint.path, call.workload, account.place, account.outcome, account.answered, usage is not None)
         whole = self._sums.get(kind)
         if whole is None:
@@ -80,9 +74,10 @@ class Accounts:
         seconds = account.duration_s
         whole.duration[bisect_left(DURATION_S, seconds)] += 1
         whole.duration_s += seconds
-        if call.stream and first_token_s is not None:
-            whole.first_token[bisect_left(FIRST_TOKEN_S, first_token_s)] += 1
-            whole.first_token_s += first_token_s
+        if call.stream and account.first_token_s is not None:
+            seconds = account.first_token_s
+            whole.first_token[bisect_left(FIRST_TOKEN_S, seconds)] += 1
+            whole.first_token_s += seconds
         if usage is not None:
             whole.prompt += max(0, usage.prompt)
             whole.output += max(0, usage.completion)

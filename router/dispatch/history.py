@@ -138,8 +138,7 @@ class History:
         slot = self._slot
         if not 0 <= self._clock() - slot.at < SLOT_S:
             slot = self.now()
-        chat = call.workload is INTERACTIVE
-        tally = slot.kinds.get((chat, call.model, account.place, call.caller))
+        tally = slot.kinds.get((call.workload is INTERACTIVE, call.model, account.place, call.caller))
         if tally is None:
             tally = slot.tally(call.workload, call.model, account.place, call.caller)
         tally.calls += 1

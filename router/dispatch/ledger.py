@@ -77,11 +77,10 @@ class Ledger:
         if usage is not None and place != RELAY:
             one = usage if call.sequences <= 1 else Usage(usage.prompt, usage.completion // call.sequences)
             self._estimates.of(call.model).learn(call.counted, one, call.asked)
-        if account.answered:
-            heard = _heard(trip, account) if call.stream else Heard(call.prompt_tokens, account.queued_s, failed=cut)
-            self._observe(place, heard)
-        if account.written > 1:
-            self._gap(account)
+        if call.stream:
+            self._streamed(trip, account)
+        elif account.answered:  # its first token came with its last: no times
+            self._observe(place, Heard(call.prompt_tokens, account.queued_s, failed=cut))
         if self.spans is not None:
             self.spans.close(trip, account)
         if cut:
@@ -92,19 +91,18 @@ class Ledger:
         logs.call_finished(account)
         return account.written
 
-    def _gap(self, account: Account) -> None:
-        gap_s = account.gap_s
+    def _streamed(self, trip: Trip, account: Account) -> None:
+        """What a call tells that was to be streamed: the times it met, and the gaps of an answer that is whole."""
+        call, written, first_s = account.call, account.written, account.first_token_s
+        gap_s = (account.duration_s - first_s) / (written - 1) if written > 1 and first_s is not None else None
         if gap_s is not None:
-            self.gaps.see(gap_s, (account.call.workload, account.place))
-
-
-def _heard(trip: Trip, account: Account) -> Heard:
-    """What one streamed call met. Of one that was not, the first token came with the last, which tells no times."""
-    first_at = trip.first_token_at
-    return Heard(
-        account.call.prompt_tokens,
-        account.queued_s,
-        first_token_s=None if first_at is None else first_at - trip.sent_at,
-        gap_s=account.gap_s if account.written >= ENOUGH_TOKENS else None,
-        failed=account.outcome is Outcome.CUT,
-    )
+            self.gaps.see(gap_s, (call.workload, account.place))
+        if account.answered:
+            heard = Heard(
+                call.prompt_tokens,
+                account.queued_s,
+                first_token_s=None if trip.first_token_at is None else trip.first_token_at - trip.sent_at,
+                gap_s=gap_s if written >= ENOUGH_TOKENS else None,
+                failed=account.outcome is Outcome.CUT,
+            )
+            self._observe(account.place, heard)
