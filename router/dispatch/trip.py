@@ -103,7 +103,7 @@ class Trip(msgspec.Struct, eq=False):
     def heard(self) -> None:
         """More of the answer came: whoever sends is alive."""
         if self.node is not None:
-            self.node.heard(self.clock())
+            self.node.heard_at = self.clock()
 
     def ended(self, *, errored: bool = False) -> None:
         """The answer came to its own end."""
