@@ -16,12 +16,13 @@ import traceback
 from collections.abc import Callable, MutableMapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, BinaryIO, TypedDict, Unpack
+from typing import Any, BinaryIO
 
 import msgspec
 import structlog
 
-from router.core.call import Call, Outcome, Reason, Usage, Workload
+from router.core.account import Account
+from router.core.call import Outcome, Reason, Workload
 
 LONGEST = 300
 """Characters of one value that are shown."""
@@ -43,18 +44,6 @@ FOREIGN = ("uvicorn", "uvicorn.error", "uvicorn.access", "asyncio", "httpx2", "p
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 
 Fields = MutableMapping[str, Any]
-
-
-class Ended(TypedDict, total=False):
-    """How a call went. `status` is what the caller got; seconds; None or left out is unknown or never came."""
-
-    status: int
-    node: str | None
-    queued_s: float
-    first_token_s: float | None
-    duration_s: float
-    usage: Usage | None
-    retries: int
 
 
 class Lines:
@@ -91,9 +80,11 @@ def configure(*, level: str = "info", form: str = "json", calls: bool = True, fi
     _adopt(Foreign(lines, render), LEVELS[level])
 
 
-def call_finished(call: Call, outcome: Outcome, **ended: Unpack[Ended]) -> None:
-    """Write the one line of a finished call."""
-    _calls.write(call, outcome, ended)
+def call_finished(account: Account) -> None:
+    """Write the one line of a finished call, if such lines are wanted."""
+    lines = _calls.lines
+    if lines is not None:
+        lines.msg(_calls.render(CallLine.of(account)))
 
 
 class CallLine(msgspec.Struct):
@@ -110,19 +101,19 @@ class CallLine(msgspec.Struct):
     reason: Reason
     node: str | None
     outcome: Outcome
-    status: int | None
+    status: int
     prompt_tokens: int
     output_tokens: int | None
-    queue_ms: float | None
+    queue_ms: float
     ttft_ms: float | None
-    duration_ms: float | None
+    duration_ms: float
     retries: int
     stream: bool
 
     @classmethod
-    def of(cls, call: Call, outcome: Outcome, ended: Ended) -> "CallLine":
+    def of(cls, account: Account) -> "CallLine":
         """The line of one call. Only the model and the id can be a stranger's words."""
-        usage = ended.get("usage")
+        call, usage = account.call, account.usage
         return cls(
             time=datetime.now(UTC),
             level="info",
@@ -133,37 +124,29 @@ class CallLine(msgspec.Struct):
             model=_clean(call.model),
             workload=call.workload,
             reason=call.reason,
-            node=ended.get("node"),
-            outcome=outcome,
-            status=ended.get("status"),
+            node=account.place or None,
+            outcome=account.outcome,
+            status=account.status,
             prompt_tokens=usage.prompt if usage else call.prompt_tokens,
             output_tokens=usage.completion if usage else None,
-            queue_ms=_ms(ended.get("queued_s")),
-            ttft_ms=_ms(ended.get("first_token_s")),
-            duration_ms=_ms(ended.get("duration_s")),
-            retries=ended.get("retries", 0),
+            queue_ms=_ms(account.queued_s),
+            ttft_ms=None if account.first_token_s is None else _ms(account.first_token_s),
+            duration_ms=_ms(account.duration_s),
+            retries=max(0, account.legs - 1),
             stream=call.stream,
         )
 
 
 class CallLines:
-    """Where the lines of finished calls go, past structlog's machinery."""
+    """Where the lines of finished calls go, past structlog's machinery: to `lines`, if they are wanted at all."""
 
     def __init__(self) -> None:
-        self._lines: Lines | None = None
-        self._text = False
+        self.lines: Lines | None = None
+        self.render: Callable[[CallLine], bytes] = _encode
 
     def open(self, lines: Lines | None, *, text: bool) -> None:
         """Write to `lines` from now on; None writes nothing."""
-        self._lines, self._text = lines, text
-
-    def write(self, call: Call, outcome: Outcome, ended: Ended) -> None:
-        """Write one line."""
-        if self._lines is not None:
-            line = CallLine.of(call, outcome, ended)
-            self._lines.msg(
-                _text(None, "", {**msgspec.structs.asdict(line), "time": _now()}) if self._text else _encode(line)
-            )
+        self.lines, self.render = lines, _told if text else _encode
 
 
 class Foreign(logging.Handler):
@@ -235,6 +218,10 @@ def _text(_: object, __: str, fields: Fields) -> bytes:
     return " ".join([head, *(f"{name}={_word(value)}" for name, value in shown.items())]).encode()
 
 
+def _told(line: CallLine) -> bytes:
+    return _text(None, "", {**msgspec.structs.asdict(line), "time": _now()})
+
+
 def _word(value: object) -> str:
     if isinstance(value, str) and value and not set(value) & {" ", '"', "="}:
         return value
@@ -257,8 +244,8 @@ def _clean(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
-def _ms(seconds: float | None) -> float | None:
-    return None if seconds is None else int(seconds * 10_000) / 10
+def _ms(seconds: float) -> float:
+    return int(seconds * 10_000) / 10
 
 
 def _now() -> str:

@@ -4,15 +4,16 @@ Rules: every label value comes from a closed list (workloads, reasons, outcomes,
 settings (node names); whatever else turns up is counted as `other`, so a stranger cannot grow the series. No caller and
 no id is a label. Counting is plain arithmetic on dicts, a few hundred nanoseconds each, and belongs to the
 event loop's thread; prometheus_client's own children lock and cost a microsecond. It is asked only to write scrapes.
+Calls that end are added up by kind; the series get them when somebody asks, and before the names of nodes change.
 What nodes are doing is read at scrape time from whoever knows it, not copied here.
 """
 
 import sys
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from importlib.metadata import version
-from itertools import accumulate
-from typing import Protocol, TypedDict, Unpack
+from itertools import accumulate, repeat
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import (
@@ -25,7 +26,8 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from router.core.call import ENDPOINTS, Call, Outcome, Usage, Workload
+from router.core.account import DURATION_S, FIRST_TOKEN_S, QUEUE_S, Accounts
+from router.core.call import ENDPOINTS, Call, Workload
 from router.core.node import State
 
 OTHER = "other"
@@ -33,22 +35,9 @@ RELAY = "relay"
 PREFIX = "ebbtide_"
 MOST_SERIES = 4096
 """Series of one metric; with a thousand nodes and a few words this is not met."""
-FIRST_TOKEN_S = (0.01, 0.025, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75, 1, 2, 5, 10, 30, 120)
-DURATION_S = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800)
-QUEUE_S = (0.001, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 30, 120, 600, 3600)
 LAG_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1)
 
 Labels = tuple[str, ...]
-
-
-class Ended(TypedDict, total=False):
-    """How a call went: seconds; None or left out is unknown or never came. `node` may be `relay`."""
-
-    node: str | None
-    queued_s: float
-    first_token_s: float | None
-    duration_s: float
-    usage: Usage | None
 
 
 class NodeView(Protocol):
@@ -153,6 +142,14 @@ class Spread(Family):
         counts[bisect_left(self.bounds, value)] += 1
         self.values[labels] += value
 
+    def more(self, counts: Sequence[int], total: float, labels: Labels = ()) -> None:
+        """More values: how many fell in each bucket, and their sum."""
+        if labels not in self.counts:
+            labels = _bounded(labels, self.values)
+        before = self.counts.get(labels, repeat(0))
+        self.counts[labels] = [one + other for one, other in zip(counts, before, strict=False)]
+        self.values[labels] = self.values.get(labels, 0.0) + total
+
     def forget(self, label: str, value: str) -> None:
         """Drop all series in which that label has that value."""
         super().forget(label, value)
@@ -173,6 +170,9 @@ class Metrics(Collector):
 
     def __init__(self, nodes: Iterable[str] = ()) -> None:
         self._nodes = {name: name for name in (*nodes, RELAY)}
+        self._ended = Accounts(self._pour)
+        self.finished = self._ended.add
+        """A call ended, and with it the leg that began to answer, if there was one."""
         self._look: Callable[[], Iterable[NodeView]] = tuple
         self._look_at_waits: Callable[[], Mapping[Labels, int]] = dict
         self._sources: Callable[[], Mapping[str, SourceView]] = dict
@@ -229,6 +229,7 @@ class Metrics(Collector):
 
     def families(self) -> list[Family]:
         """Every metric, empty ones too; those of nodes, and those that other rooms know, are filled now."""
+        self._pour()
         own = (value for value in vars(self).values() if isinstance(value, Family))
         more = (family for more in self._more for family in more())
         return [*own, *self._node_levels(), *self._source_levels(), *more]
@@ -243,10 +244,12 @@ class Metrics(Collector):
 
     def know(self, nodes: Iterable[str]) -> None:
         """Take in the names of nodes that came."""
+        self._pour()
         self._nodes.update({name: name for name in nodes})
 
     def forget(self, node: str) -> None:
         """A node is gone, and its series with it. What is still told of it is counted as `other`."""
+        self._pour()
         self._nodes.pop(node, None)
         for family in vars(self).values():
             if isinstance(family, Family):
@@ -273,20 +276,20 @@ class Metrics(Collector):
         """A call's workload was told."""
         self._classified.add((call.workload, call.reason))
 
-    def finished(self, call: Call, outcome: Outcome, **ended: Unpack[Ended]) -> None:
-        """A call ended."""
-        workload = call.workload
-        endpoint = call.endpoint.path if call.endpoint.path in ENDPOINTS else OTHER
-        self._calls.add((endpoint, workload, outcome))
-        self._queued.see(ended.get("queued_s", 0.0), (workload,))
-        self._duration.see(ended.get("duration_s", 0.0), (endpoint, workload))
-        first_token_s = ended.get("first_token_s")
-        if first_token_s is not None:
-            self._first_token.see(first_token_s, (workload, self._node(ended.get("node"))))
-        usage = ended.get("usage")
-        if usage is not None:
-            self._prompt_tokens.add((workload,), max(0, usage.prompt))
-            self._output_tokens.add((workload,), max(0, usage.completion))
+    def _pour(self) -> None:
+        """Bring the series up to what was added up of calls that ended."""
+        for (path, workload, place, outcome, answered, counted), some in self._ended.take():
+            endpoint, node, calls = path if path in ENDPOINTS else OTHER, self._node(place), sum(some.queued)
+            self._calls.add((endpoint, workload, outcome), calls)
+            self._queued.more(some.queued, some.queued_s, (workload,))
+            self._duration.more(some.duration, some.duration_s, (endpoint, workload))
+            if any(some.first_token):
+                self._first_token.more(some.first_token, some.first_token_s, (workload, node))
+            if answered:
+                self._legs.add((node, outcome), calls)
+            if counted:
+                self._prompt_tokens.add((workload,), some.prompt)
+                self._output_tokens.add((workload,), some.output)
 
     def leg(self, node: str, outcome: str) -> None:
         """One attempt on a node, or on the relay, ended. `outcome` is a word of a closed list."""

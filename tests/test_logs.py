@@ -11,6 +11,7 @@ import pytest
 import structlog
 
 from router import logs
+from router.core.account import Account
 from router.core.call import ENDPOINTS, Call, Outcome, Reason, Usage, Workload
 from router.errors import BadRequest
 from tests.logging_state import logging_restored
@@ -37,12 +38,12 @@ def call(**changed):
 
 ENDED = {
     "status": 200,
-    "node": "a",
+    "place": "a",
     "queued_s": 0.01,
     "first_token_s": 0.2,
     "duration_s": 1.5,
     "usage": Usage(7, 9),
-    "retries": 1,
+    "legs": 2,
 }
 
 
@@ -62,7 +63,7 @@ def written():
 
 def test_a_finished_call_is_one_line(written):
     read = written()
-    logs.call_finished(call(), Outcome.COMPLETED, **ENDED)
+    logs.call_finished(Account(call(), Outcome.COMPLETED, **ENDED))
     (line,) = read().splitlines()
     told = json.loads(line)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z", told.pop("time"))
@@ -90,7 +91,7 @@ def test_a_finished_call_is_one_line(written):
 
 def test_text_form(written):
     read = written(form="text")
-    logs.call_finished(call(model='a b="c"'), Outcome.REFUSED, status=503)
+    logs.call_finished(Account(call(model='a b="c"'), Outcome.REFUSED, status=503))
     (line,) = read().splitlines()
     assert re.match(r"\S+Z info    call id=req_1 caller=chat-ui ", line)
     assert r' model="a b=\"c\"" ' in line
@@ -102,7 +103,7 @@ def test_text_form(written):
 @pytest.mark.parametrize("evil", ["a\nb", "a\r\x1b[2Jb", "\u2028", "\x9b31m", "\u202e", "\ud800", "\x00", "x" * 5000])
 def test_strangers_words_stay_on_their_line(written, form, evil, request):
     read = written(form=form)
-    logs.call_finished(call(model=evil, id=evil), Outcome.COMPLETED, **ENDED)
+    logs.call_finished(Account(call(model=evil, id=evil), Outcome.COMPLETED, **ENDED))
     structlog.get_logger().warning(evil, node=evil)
     logging.getLogger("uvicorn.error").warning("%s", evil)
     # What pytest keeps of the log for its report must be text that can be sent between its processes.
@@ -115,7 +116,7 @@ def test_strangers_words_stay_on_their_line(written, form, evil, request):
 
 def test_calls_can_be_turned_off(written):
     read = written(calls=False)
-    logs.call_finished(call(), Outcome.COMPLETED, **ENDED)
+    logs.call_finished(Account(call(), Outcome.COMPLETED, **ENDED))
     assert read() == ""
 
 
@@ -123,7 +124,7 @@ def test_levels(written):
     read = written(level="warning")
     structlog.get_logger().info("quiet")
     structlog.get_logger().warning("loud")
-    logs.call_finished(call(), Outcome.COMPLETED, **ENDED)
+    logs.call_finished(Account(call(), Outcome.COMPLETED, **ENDED))
     assert [json.loads(line)["event"] for line in read().splitlines()] == ["loud"]
 
 
@@ -172,7 +173,7 @@ def raised(error):
 def test_no_prompt_key_or_body_is_ever_written(written, form):
     read = written(form=form, level="debug")
     log = structlog.get_logger()
-    logs.call_finished(call(), Outcome.COMPLETED, **ENDED)
+    logs.call_finished(Account(call(), Outcome.COMPLETED, **ENDED))
     for name in (
         "prompt",
         "messages",
@@ -234,11 +235,11 @@ def test_a_log_that_cannot_be_written_harms_nobody(written):
             raise OSError(28, "No space left on device")
 
     logs.configure(file=Full())
-    logs.call_finished(call(), Outcome.COMPLETED, **ENDED)
+    logs.call_finished(Account(call(), Outcome.COMPLETED, **ENDED))
     closed = io.BytesIO()
     logs.configure(file=closed)
     closed.close()
-    logs.call_finished(call(), Outcome.COMPLETED, **ENDED)
+    logs.call_finished(Account(call(), Outcome.COMPLETED, **ENDED))
     structlog.get_logger().warning("still here", number=2**80)
 
 
@@ -249,7 +250,7 @@ def test_a_line_is_cheap(written):
     def took():
         began = time.process_time()
         for _ in range(1000):
-            logs.call_finished(one, Outcome.COMPLETED, **ENDED)
+            logs.call_finished(Account(one, Outcome.COMPLETED, **ENDED))
         return time.process_time() - began
 
     # 7 us is what it takes; the bound leaves room for a slow machine.

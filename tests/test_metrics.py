@@ -5,9 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from router.core.account import MOST_KINDS, Account
 from router.core.call import ENDPOINTS, Call, Endpoint, Outcome, Reason, Usage, Workload
 from router.core.node import State
 from router.metrics import MOST_SERIES, Metrics
@@ -25,6 +28,7 @@ def call(**changed):
         "output_tokens": 20,
         "workload": Workload.INTERACTIVE,
         "reason": Reason.STREAM,
+        "stream": True,
     }
     return Call(**{**whole, **changed})
 
@@ -40,8 +44,8 @@ def test_a_finished_call_is_counted_once_everywhere():
     one = call()
     metrics.classified(one)
     metrics.leg("a", Outcome.COMPLETED)
-    ended = {"node": "a", "queued_s": 0.02, "first_token_s": 0.3, "duration_s": 1.5, "usage": Usage(7, 9)}
-    metrics.finished(one, Outcome.COMPLETED, **ended)
+    ended = {"place": "a", "queued_s": 0.02, "first_token_s": 0.3, "duration_s": 1.5, "usage": Usage(7, 9)}
+    metrics.finished(Account(one, Outcome.COMPLETED, **ended))
     found = samples(metrics)
     chat, endpoint = ("workload", "interactive"), ("endpoint", "chat/completions")
     assert found["ebbtide_calls_total", endpoint, ("outcome", "completed"), chat] == 1
@@ -58,7 +62,7 @@ def test_a_finished_call_is_counted_once_everywhere():
 
 def test_what_never_came_is_not_observed():
     metrics = Metrics(["a"])
-    metrics.finished(call(), Outcome.REFUSED, node=None, queued_s=2.0, first_token_s=None, duration_s=2.0, usage=None)
+    metrics.finished(Account(call(), Outcome.REFUSED, queued_s=2.0, duration_s=2.0))
     names = {name for name, *_ in samples(metrics)}
     assert "ebbtide_call_duration_seconds_sum" in names
     assert not {"ebbtide_time_to_first_token_seconds_sum", "ebbtide_prompt_tokens_total"} & names
@@ -117,7 +121,7 @@ def test_strangers_add_one_series_at_most():
     for index in range(1000):
         odd = call(id=str(index), model=f"m{index}" * 100, caller=f"c{index}", endpoint=Endpoint(path=f"x/{index}"))
         metrics.finished(
-            odd, Outcome.COMPLETED, node=f"n{index}", queued_s=0.0, first_token_s=0.1, duration_s=0.1, usage=None
+            Account(odd, Outcome.COMPLETED, place=f"n{index}", queued_s=0.0, first_token_s=0.1, duration_s=0.1)
         )
         metrics.leg(f"n{index}", Outcome.COMPLETED)
         metrics.truncated(f"n{index}")
@@ -141,12 +145,65 @@ def test_new_settings_bring_new_names():
     assert samples(metrics)["ebbtide_truncated_total", ("node", "b")] == 1
 
 
+def test_calls_end_under_the_name_their_node_had_then():
+    metrics = Metrics()
+    metrics.finished(Account(call(), Outcome.COMPLETED, place="b", answered=True))
+    metrics.know(["b"])
+    metrics.finished(Account(call(), Outcome.COMPLETED, place="b", answered=True))
+    legs = {dict(labels)["node"]: value for (name, *labels), value in samples(metrics).items() if "_legs_" in name}
+    assert legs == {"other": 1, "b": 1}
+    metrics.finished(Account(call(), Outcome.COMPLETED, place="b", first_token_s=0.1, answered=True))
+    metrics.forget("b")
+    assert not [name for name in samples(metrics) if ("node", "b") in name]
+
+
+def test_kinds_of_calls_are_bounded_and_none_is_lost():
+    metrics = Metrics(["a"])
+    for index in range(3 * MOST_KINDS):
+        metrics.finished(Account(call(endpoint=Endpoint(path=f"x/{index}")), Outcome.COMPLETED, place="a"))
+    assert len(metrics._ended.take()) <= MOST_KINDS
+    other = ("endpoint", "other"), ("outcome", "completed"), ("workload", "interactive")
+    assert samples(metrics)["ebbtide_calls_total", *other] == 2 * MOST_KINDS
+
+
+SECONDS = st.sampled_from([0.0, 0.01, 0.3, 4.0, 1e4])
+ACCOUNTS = st.builds(
+    lambda stream, path, workload, **rest: Account(
+        call(stream=stream, workload=workload, endpoint=Endpoint(path=path)), **rest
+    ),
+    stream=st.booleans(),
+    path=st.sampled_from(["chat/completions", "score", "strange"]),
+    workload=st.sampled_from(Workload),
+    outcome=st.sampled_from([Outcome.COMPLETED, Outcome.CUT]),
+    place=st.sampled_from(["", "a", "b", "relay"]),
+    answered=st.booleans(),
+    queued_s=SECONDS,
+    first_token_s=st.none() | SECONDS,
+    duration_s=SECONDS,
+    usage=st.none() | st.builds(Usage, st.integers(-1, 9), st.integers(-1, 9)),
+)
+
+
+@given(st.lists(ACCOUNTS | st.sampled_from(["know", "forget"]), max_size=12))
+def test_it_does_not_matter_how_often_somebody_asks(what):
+    seldom, often = Metrics(["a"]), Metrics(["a"])
+    for one in what:
+        for metrics in (seldom, often):
+            metrics.finished(one) if isinstance(one, Account) else getattr(metrics, one)(*"b")
+        often.families()
+    told = [
+        {(name, *labels): value for (name, *labels), value in samples(metrics).items() if "process" not in name}
+        for metrics in (seldom, often)
+    ]
+    assert told[0] == pytest.approx(told[1])
+
+
 def test_a_node_that_is_gone_takes_its_series_along():
     metrics = Metrics(["a", "b"])
     for node in "ab":
         metrics.leg(node, Outcome.COMPLETED)
         metrics.truncated(node)
-        metrics.finished(call(), Outcome.COMPLETED, node=node, first_token_s=0.1)
+        metrics.finished(Account(call(), Outcome.COMPLETED, place=node, first_token_s=0.1))
     metrics.forget("a")
     found = samples(metrics)
     assert not [name for name in found if ("node", "a") in name]
@@ -187,7 +244,7 @@ def test_how_the_last_reload_went():
 def test_scrapes_are_what_the_scraper_asks_for(accept, kind):
     metrics = Metrics(["a"])
     metrics.finished(
-        call(), Outcome.COMPLETED, node="a", queued_s=0.0, first_token_s=0.1, duration_s=0.1, usage=Usage(1, 1)
+        Account(call(), Outcome.COMPLETED, place="a", first_token_s=0.1, duration_s=0.1, usage=Usage(1, 1))
     )
     body, content_type = metrics.render(accept)
     assert content_type.startswith(kind)
@@ -210,7 +267,9 @@ def test_counting_a_call_is_cheap():
             metrics.classified(one)
             metrics.leg("a", Outcome.COMPLETED)
             metrics.finished(
-                one, Outcome.COMPLETED, node="a", queued_s=0.01, first_token_s=0.2, duration_s=1.0, usage=usage
+                Account(
+                    one, Outcome.COMPLETED, place="a", queued_s=0.01, first_token_s=0.2, duration_s=1.0, usage=usage
+                )
             )
         return time.process_time() - began
 

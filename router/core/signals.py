@@ -37,7 +37,7 @@ class Counters(msgspec.Struct, frozen=True, kw_only=True):
     started_at: float | None = None
 
 
-class Heard(msgspec.Struct, frozen=True, kw_only=True):
+class Heard(msgspec.Struct, frozen=True, gc=False):
     """What one call told of the node it ran on. Seconds; None is unknown or never came.
 
     `first_token_s` is from sending to the first token, `gap_s` the mean between two tokens of a streamed answer.

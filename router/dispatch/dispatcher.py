@@ -143,8 +143,9 @@ class Dispatcher:
         if error is not None:
             trip.broke(error)
         self.trips.discard(trip)
-        self._ledger.close(trip)
-        self.admission.ended(trip.call, trip.node, trip.permit, trip.written())
+        written = self._ledger.close(trip)
+        if written:
+            self.admission.ended(trip.call, trip.node, trip.permit, written)
 
     async def first_leg(self, trip: Trip) -> tuple[Leg, Reply]:
         """The first leg that answers, with its answer; it is open. Raises an Answer when there is none."""

@@ -9,14 +9,16 @@ Rules:
 """
 
 import math
-from collections import deque
+from bisect import bisect_right
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
+from router.core.account import Account
 from router.core.call import INTERACTIVE, Outcome, Workload
 from router.dispatch.queue import Waiter
-from router.dispatch.trip import RELAY, Trip
+from router.dispatch.trip import RELAY
 
 SLOT_S = 10
 SLOTS = 360
@@ -31,9 +33,11 @@ TRAIL_S = 60
 FAILED = frozenset((Outcome.REFUSED, Outcome.TIMED_OUT, Outcome.FAILED, Outcome.CUT))
 """Outcomes that are ours or a node's fault."""
 _LEAST_S = 1e-4
-_STEP = math.log(1.05)
+_WIDER = 1.05
+_BOUNDS_S = [_LEAST_S * _WIDER**bin_ for bin_ in range(1, 500)]
+"""Where each bin of first tokens ends but the last: a tenth of a millisecond to weeks."""
 
-Bins = dict[int, int]
+Bins = defaultdict[int, int]
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -66,7 +70,7 @@ class Tally:
     def __init__(self, kind: Kind = ALL) -> None:
         self.kind = kind
         self.calls = self.failed = self.output_tokens = 0
-        self.first: Bins = {}
+        self.first: Bins = defaultdict(int)
         self.ends: dict[str, int] = {}
 
     def add(self, other: "Tally") -> None:
@@ -75,7 +79,7 @@ class Tally:
         self.failed += other.failed
         self.output_tokens += other.output_tokens
         for bin_, count in other.first.items():
-            self.first[bin_] = self.first.get(bin_, 0) + count
+            self.first[bin_] += count
 
     def quantile_s(self, share: float) -> float | None:
         """The first token that `share` of the calls did not exceed, in seconds; None without any."""
@@ -83,7 +87,7 @@ class Tally:
         for bin_ in sorted(self.first):
             wanted -= self.first[bin_]
             if wanted <= 0:
-                return _LEAST_S * math.exp((bin_ + 0.5) * _STEP)
+                return _LEAST_S * math.pow(_WIDER, bin_ + 0.5)
         return None
 
 
@@ -128,21 +132,23 @@ class History:
         self._trails: dict[str, deque[tuple[int, float | None]]] = {}
         self._slot = Slot(-SLOT_S)
 
-    def ended(self, trip: Trip) -> None:
+    def ended(self, account: Account) -> None:
         """A call is over."""
-        call = trip.call
-        tally = self.now().tally(call.workload, call.model, trip.place, call.caller)
+        call, usage, first_s = account.call, account.usage, account.first_token_s
+        slot = self._slot
+        if not 0 <= self._clock() - slot.at < SLOT_S:
+            slot = self.now()
+        tally = slot.kinds.get((call.workload is INTERACTIVE, call.model, account.place, call.caller))
+        if tally is None:
+            tally = slot.tally(call.workload, call.model, account.place, call.caller)
         tally.calls += 1
-        if trip.outcome in FAILED:
+        if account.outcome in FAILED:
             tally.failed += 1
-            tally.ends[trip.outcome] = tally.ends.get(trip.outcome, 0) + 1
-        usage = trip.counted()
-        if usage is not None:
-            tally.output_tokens += usage.completion if usage.completion > 0 else 0
-        first_s = trip.first_token_s()
+            tally.ends[account.outcome] = tally.ends.get(account.outcome, 0) + 1
+        if usage is not None and usage.completion > 0:
+            tally.output_tokens += usage.completion
         if first_s is not None:
-            bin_ = int(math.log(first_s / _LEAST_S) / _STEP) if first_s > _LEAST_S else 0
-            tally.first[bin_] = tally.first.get(bin_, 0) + 1
+            tally.first[bisect_right(_BOUNDS_S, first_s)] += 1
 
     def look(self, waiters: Iterable[Waiter]) -> None:
         """See who waits, and why."""

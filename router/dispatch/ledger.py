@@ -3,7 +3,8 @@
 from collections.abc import Callable
 
 from router import logs
-from router.core.call import Call, Outcome, Usage
+from router.core.account import Account
+from router.core.call import Outcome, Usage
 from router.core.estimate import Estimates
 from router.core.placement import RelayCause
 from router.core.signals import Heard
@@ -51,15 +52,12 @@ class Ledger:
         text = "Mean time between two tokens of one sequence of a streamed answer."
         self.gaps = Spread("token_gap_seconds", text, GAP_S, "workload", "node")
 
-    def leg(self, trip: Trip, outcome: Outcome | type[NodeFailed]) -> None:
-        """A leg of a trip ended: with an answer, or by a failure of the node."""
-        word = outcome if isinstance(outcome, Outcome) else outcome.__name__
-        self._metrics.leg(trip.place, word)
+    def leg(self, trip: Trip, failure: type[NodeFailed]) -> None:
+        """A leg of a trip ended by a failure of the node. One that began to answer ends with the call."""
+        self._metrics.leg(trip.place, failure.__name__)
         if self.spans is not None:
-            self.spans.leg(trip, word)
-        if isinstance(outcome, Outcome):
-            self._observe(trip.place, _heard(trip, self.clock()))
-        elif not issubclass(outcome, NO_FAULT):
+            self.spans.leg(trip, failure.__name__)
+        if not issubclass(failure, NO_FAULT):
             self._observe(trip.place, Heard(prompt_tokens=trip.call.prompt_tokens, failed=True))
 
     def relayed(self, trip: Trip, cause: RelayCause) -> None:
@@ -67,70 +65,44 @@ class Ledger:
         self.spending.begin(trip)
         self._metrics.relayed(cause)
 
-    def close(self, trip: Trip) -> None:
-        """A call ended."""
-        call = trip.call
-        outcome = trip.outcome = trip.outcome or Outcome.COMPLETED
-        self.spending.end(trip)
+    def close(self, trip: Trip) -> int:
+        """A call ended. Returns the tokens of one sequence of an answer streamed to its end, 0 for any other."""
+        account = trip.account(self.clock())
+        call, usage, place = account.call, account.usage, account.place
+        cut = account.outcome is Outcome.CUT
+        if self.spending.out:
+            self.spending.end(trip)
         if self.history is not None:
-            self.history.ended(trip)
-        usage = trip.counted()
-        if usage is not None and trip.place != RELAY:
-            self._learn(call, usage)
-        if trip.committed:
-            self.leg(trip, outcome)
+            self.history.ended(account)
+        if usage is not None and place != RELAY:
+            one = usage if call.sequences <= 1 else Usage(usage.prompt, usage.completion // call.sequences)
+            self._estimates.of(call.model).learn(call.counted, one, call.asked)
+        if call.stream:
+            self._streamed(trip, account)
+        elif account.answered:  # its first token came with its last: no times
+            self._observe(place, Heard(call.prompt_tokens, account.queued_s, failed=cut))
         if self.spans is not None:
-            self.spans.close(trip, outcome)
-        self._count_flaws(trip, outcome)
-        went = (trip.place or None, trip.queued_s, trip.first_token_s(), trip.duration_s())
-        node, queued_s, first_token_s, duration_s = went
-        self._gap(trip, first_token_s, duration_s)
-        self._metrics.finished(
-            call,
-            outcome,
-            node=node,
-            queued_s=queued_s,
-            first_token_s=first_token_s if call.stream else None,
-            duration_s=duration_s,
-            usage=usage,
-        )
-        logs.call_finished(
-            call,
-            outcome,
-            status=trip.status,
-            node=node,
-            queued_s=queued_s,
-            first_token_s=first_token_s,
-            duration_s=duration_s,
-            usage=usage,
-            retries=max(0, trip.legs - 1),
-        )
-
-    def _count_flaws(self, trip: Trip, outcome: Outcome) -> None:
-        if outcome is Outcome.CUT:
-            self._metrics.truncated(trip.place)
+            self.spans.close(trip, account)
+        if cut:
+            self._metrics.truncated(place)
         if trip.events is not None and trip.events.oversized:
             self._metrics.oversized_event()
+        self._metrics.finished(account)
+        logs.call_finished(account)
+        return account.written
 
-    def _learn(self, call: Call, usage: Usage) -> None:
-        one = Usage(usage.prompt, usage.completion // max(1, call.sequences))
-        self._estimates.of(call.model).learn(call.counted, one, call.asked)
-
-    def _gap(self, trip: Trip, first_token_s: float | None, duration_s: float) -> None:
-        written = trip.written()
-        if written > 1 and first_token_s is not None:
-            self.gaps.see((duration_s - first_token_s) / (written - 1), (trip.call.workload, trip.place))
-
-
-def _heard(trip: Trip, now: float) -> Heard:
-    """What one answered call met. A call that was not streamed tells no times: its first token came with its last."""
-    first, written = trip.first_token_at, trip.written()
-    if first is None or not trip.call.stream:
-        return Heard(prompt_tokens=trip.call.prompt_tokens, queued_s=trip.queued_s, failed=trip.outcome is Outcome.CUT)
-    return Heard(
-        prompt_tokens=trip.call.prompt_tokens,
-        queued_s=trip.queued_s,
-        first_token_s=first - trip.sent_at,
-        gap_s=(now - first) / (written - 1) if written >= ENOUGH_TOKENS else None,
-        failed=trip.outcome is Outcome.CUT,
-    )
+    def _streamed(self, trip: Trip, account: Account) -> None:
+        """What a call tells that was to be streamed: the times it met, and the gaps of an answer that is whole."""
+        call, written, first_s = account.call, account.written, account.first_token_s
+        gap_s = (account.duration_s - first_s) / (written - 1) if written > 1 and first_s is not None else None
+        if gap_s is not None:
+            self.gaps.see(gap_s, (call.workload, account.place))
+        if account.answered:
+            heard = Heard(
+                call.prompt_tokens,
+                account.queued_s,
+                first_token_s=None if trip.first_token_at is None else trip.first_token_at - trip.sent_at,
+                gap_s=gap_s if written >= ENOUGH_TOKENS else None,
+                failed=account.outcome is Outcome.CUT,
+            )
+            self._observe(account.place, heard)

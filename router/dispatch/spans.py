@@ -15,6 +15,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
+from router.core.account import Account
 from router.core.call import Call, Outcome, Protocol
 from router.dispatch.trip import RELAY, Trip
 from router.errors import SettingsError
@@ -83,9 +84,9 @@ class Spans:
         one = Leg(trip.sent_at, self._clock(), trip.place, url, engine, outcome)
         self._legs.setdefault(trip, []).append(one)
 
-    def close(self, trip: Trip, outcome: Outcome) -> None:
-        """A call ended, all its legs told but one that was left by something else than its own end."""
-        legs = self._legs.pop(trip, [])
+    def close(self, trip: Trip, account: Account) -> None:
+        """A call ended, all its legs told that failed: one that is left ended as the call did."""
+        legs, outcome = self._legs.pop(trip, []), account.outcome
         if len(legs) < trip.legs:
             self.leg(trip, outcome)
             legs += self._legs.pop(trip)
@@ -93,7 +94,7 @@ class Spans:
         offset_s = time.time() - now
         span = self._span(trip.call, offset_s + trip.began_at)
         if span.is_recording():
-            for name, value in _told(trip, outcome):
+            for name, value in _told(account):
                 span.set_attribute(name, value)
             if trip.first_token_at is not None:
                 span.add_event("first token", timestamp=_ns(offset_s + trip.first_token_at))
@@ -134,16 +135,17 @@ class Spans:
         one.end(_ns(offset_s + leg.ended_at))
 
 
-def _told(trip: Trip, outcome: Outcome) -> Iterator[tuple[str, str | int | float | bool]]:
-    call, usage, first_s = trip.call, trip.counted(), trip.first_token_s()
+def _told(account: Account) -> Iterator[tuple[str, str | int | float | bool]]:
+    call, usage, first_s = account.call, account.usage, account.first_token_s
     yield from _asked(call).items()
     yield from (("gen_ai.request.stream", call.stream), ("ebbtide.call", call.id), ("ebbtide.caller", call.caller))
     yield from (("ebbtide.workload", str(call.workload)), ("ebbtide.reason", str(call.reason)))
-    yield from (("ebbtide.outcome", str(outcome)), ("ebbtide.queue_s", trip.queued_s), ("ebbtide.legs", trip.legs))
-    if trip.place:
-        yield "ebbtide.node", trip.place
-    if trip.status:
-        yield "http.response.status_code", trip.status
+    yield from (("ebbtide.outcome", str(account.outcome)), ("ebbtide.queue_s", account.queued_s))
+    yield "ebbtide.legs", account.legs
+    if account.place:
+        yield "ebbtide.node", account.place
+    if account.status:
+        yield "http.response.status_code", account.status
     if call.asked is not None:
         yield "gen_ai.request.max_tokens", call.asked
     if usage is not None:

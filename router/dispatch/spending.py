@@ -29,7 +29,8 @@ class Spending:
     def __init__(self, spend: Spend | None, clock: Callable[[], float] = time.time) -> None:
         self.spend = self._account = spend
         self._clock = clock
-        self._out: dict[Trip, Charge] = {}
+        self.out: dict[Trip, Charge] = {}
+        """What calls were charged that have not ended: nobody else's end is of interest here."""
         self._said: dict[Cap, float] = {}
         self._usd = Family("relay_spend_usd", "US dollars calls have cost at the relay.", "workload")
         self._capped = Family("relay_capped", "Calls that could not use the relay: a spend cap was reached.", "cap")
@@ -61,11 +62,11 @@ class Spending:
             return
         if not self.affords(trip.call):
             raise Overloaded("The relay has cost as much as it may today.", retry_after_s=60)
-        self._out[trip] = self.spend.charge(trip.call, self._clock())
+        self.out[trip] = self.spend.charge(trip.call, self._clock())
 
     def end(self, trip: Trip) -> None:
         """A call ended. One that broke off without telling its usage is taken to have cost its estimate."""
-        charge = self._out.pop(trip, None)
+        charge = self.out.pop(trip, None)
         if charge is None or self.spend is None:
             return
         usage, usd = trip.counted(), charge.usd

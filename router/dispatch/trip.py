@@ -6,6 +6,9 @@ A Trip lives as long as the block of `Dispatcher.open`. The log line and the met
 from asyncio import CancelledError
 from collections.abc import Callable
 
+import msgspec
+
+from router.core.account import Account
 from router.core.budget import Permit
 from router.core.call import Call, Outcome, Usage
 from router.core.node import Node, Sign
@@ -43,72 +46,64 @@ _BROKEN: tuple[tuple[type[BaseException], Outcome], ...] = (
 """The first kind that fits tells how a call ended whose block was left by an exception."""
 
 
-class Trip:
-    """One call's way. Times are seconds of the dispatcher's clock; `place` is a node's name, `relay`, or empty."""
+class Trip(msgspec.Struct, eq=False):
+    """One call's way. Times are seconds of `clock`; `place` is a node's name, `relay`, or empty.
 
-    __slots__ = (
-        "_clock",
-        "asks_progress",
-        "asks_usage",
-        "began_at",
-        "call",
-        "committed",
-        "events",
-        "faults",
-        "first_token_at",
-        "legs",
-        "node",
-        "outcome",
-        "permit",
-        "place",
-        "queued_s",
-        "sent_at",
-        "situation",
-        "status",
-        "usage",
-    )
+    A struct, as there is one for every request; none is equal to another. Its situation begins with `relay` (whether
+    the relay may answer) and `past`. `outcome` is how it ends if nothing else is heard.
+    """
 
-    def __init__(self, call: Call, clock: Callable[[], float], *, relay: bool, past: Past | None = None) -> None:
-        self._clock = clock
-        self.call = call
-        self.began_at = clock()
-        self.situation = Situation(relay=relay, past=past)
-        self.permit: Permit | None = None
-        self.node: Node | None = None
-        self.place = ""
-        self.asks_usage = self.asks_progress = False
-        self.queued_s = 0.0
-        self.sent_at = 0.0
-        self.first_token_at: float | None = None
-        self.legs = 0
-        self.faults = 0
-        self.status = 0
-        self.committed = False
-        self.usage: Usage | None = None
-        self.events: Events | None = None
-        self.outcome: Outcome | None = None
+    call: Call
+    clock: Callable[[], float]
+    relay: bool
+    past: Past | None = None
+    situation: Situation = msgspec.field(default_factory=Situation)
+    began_at: float = 0.0
+    queued_s: float = 0.0
+    sent_at: float = 0.0
+    first_token_at: float | None = None
+    node: Node | None = None
+    permit: Permit | None = None
+    place: str = ""
+    asks_usage: bool = False
+    asks_progress: bool = False
+    legs: int = 0
+    faults: int = 0
+    committed: bool = False
+    status: int = 0
+    usage: Usage | None = None
+    events: Events | None = None
+    outcome: Outcome = Outcome.COMPLETED
+
+    def __post_init__(self) -> None:
+        self.began_at = self.clock()
+        situation = self.situation
+        situation.relay, situation.past = self.relay, self.past
 
     def leave(self, place: str, grant: Grant | None, *, asks_usage: bool, asks_progress: bool) -> None:
         """A leg begins: room is held and the request goes out."""
-        now = self._clock()
+        self.sent_at = now = self.clock()
         if not self.legs:
             self.queued_s = now - self.began_at
         self.legs += 1
-        self.sent_at = now
         self.place, self.asks_usage, self.asks_progress = place, asks_usage, asks_progress
-        self.node, self.permit = (None, None) if grant is None else (grant.node, grant.permit)
+        if grant is None:
+            self.node = self.permit = None
+        else:
+            self.node, self.permit = grant.node, grant.permit
 
     def first_token(self) -> None:
         """The first thing a person would see is here: the node has shown that it works."""
-        self.first_token_at = now = self._clock()
-        if self.node is not None and self.permit is not None:
-            self.node.spoke(self.permit, now, streamed=self.call.stream)
-        self.sign(Sign.GOOD, "answered")
+        self.first_token_at = now = self.clock()
+        node, permit = self.node, self.permit
+        if node is not None and permit is not None:
+            node.spoke(permit, now, streamed=self.call.stream)
+            node.observe(Sign.GOOD, now, "answered")
 
     def heard(self) -> None:
         """More of the answer came: whoever sends is alive."""
         if self.node is not None:
-            self.node.heard(self._clock())
+            self.node.heard_at = self.clock()
 
     def ended(self, *, errored: bool = False) -> None:
         """The answer came to its own end."""
@@ -131,29 +126,35 @@ class Trip:
         told = error.args[0] if isinstance(error, CancelledError) and error.args else None
         if isinstance(told, Outcome):
             self.outcome = told
-        elif self.outcome is None or self.outcome is Outcome.COMPLETED:
+        elif self.outcome is Outcome.COMPLETED:
             self.outcome = next(outcome for kind, outcome in _BROKEN if isinstance(error, kind))
 
     def sign(self, sign: Sign, cause: str) -> None:
         """Tell the node how it did; the relay keeps no such record."""
         if self.node is not None:
-            self.node.observe(sign, self._clock(), cause)
+            self.node.observe(sign, self.clock(), cause)
 
     def counted(self) -> Usage | None:
         """Tokens the node says it used, if it said."""
         return self.usage if self.events is None else self.events.usage
 
-    def written(self) -> int:
-        """Tokens of one sequence of an answer that was streamed to its end; 0 when it was not, or nobody counted."""
-        usage = self.counted()
-        if usage is None or not self.call.stream or self.outcome is not Outcome.COMPLETED:
-            return 0
-        return usage.completion // max(1, self.call.sequences)
-
-    def first_token_s(self) -> float | None:
-        """Seconds from the call's arrival to its first token."""
-        return None if self.first_token_at is None else self.first_token_at - self.began_at
-
-    def duration_s(self) -> float:
-        """Seconds since the call arrived."""
-        return self._clock() - self.began_at
+    def account(self, now: float) -> Account:
+        """What it came to. Asked once, when it has ended."""
+        call, events, first_at = self.call, self.events, self.first_token_at
+        usage = self.usage if events is None else events.usage
+        written = 0
+        if call.stream and usage is not None and self.outcome is Outcome.COMPLETED:
+            written = usage.completion // max(1, call.sequences)
+        return Account(
+            call,
+            self.outcome,
+            self.place,
+            self.legs,
+            self.committed,
+            self.status,
+            self.queued_s,
+            None if first_at is None else first_at - self.began_at,
+            now - self.began_at,
+            usage,
+            written,
+        )

@@ -23,6 +23,7 @@ from router.api import errors
 from router.api.auth import Caller, Keyring
 from router.api.board import Canary, Sources, Trend
 from router.api.dashboard import Dashboard
+from router.core.account import Account
 from router.core.budget import Permit, Room
 from router.core.call import ENDPOINTS, Call, Outcome, Reason, Usage, Workload
 from router.core.drift import MEANING, Verdict
@@ -276,14 +277,14 @@ class Stage:
     def ended(
         self, workload: Workload, place: str, first_s: float, written: int, outcome: Outcome = Outcome.COMPLETED
     ) -> None:
-        trip = SimpleNamespace(
-            call=call(workload, caller="chat-ui" if workload is CHAT else "nightly"),
-            outcome=outcome,
+        account = Account(
+            call(workload, caller="chat-ui" if workload is CHAT else "nightly"),
+            outcome,
             place=place,
-            counted=lambda: Usage(300, written),
-            first_token_s=lambda: first_s,
+            first_token_s=first_s,
+            usage=Usage(300, written),
         )
-        self.history.ended(trip)  # type: ignore[arg-type]
+        self.history.ended(account)
 
     @asynccontextmanager
     async def open(self, port: int = 0) -> AsyncIterator[str]:

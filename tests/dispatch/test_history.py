@@ -3,6 +3,7 @@
 from types import SimpleNamespace
 from typing import Any
 
+from router.core.account import Account
 from router.core.call import ENDPOINTS, Call, Outcome, Reason, Usage, Workload
 from router.core.events import Events, Topic
 from router.core.placement import WaitReason
@@ -19,9 +20,9 @@ class Time:
         return self.at
 
 
-def trip(
+def account(
     first_s: float | None = 0.1, *, node: str = "a", model: str = "m", outcome: Outcome = Outcome.COMPLETED
-) -> Any:
+) -> Account:
     call = Call(
         id="c",
         endpoint=ENDPOINTS["chat/completions"],
@@ -33,9 +34,7 @@ def trip(
         reason=Reason.DEFAULT,
         caller="ann",
     )
-    return SimpleNamespace(
-        call=call, outcome=outcome, place=node, counted=lambda: Usage(5, 7), first_token_s=lambda: first_s
-    )
+    return Account(call, outcome, place=node, first_token_s=first_s, usage=Usage(5, 7))
 
 
 def whole(history: History) -> Tally:
@@ -48,9 +47,9 @@ def whole(history: History) -> Tally:
 def test_calls_failures_tokens_and_first_tokens_are_counted():
     history = History(Time())
     for number in range(1, 101):
-        history.ended(trip(number / 100))
-    history.ended(trip(None, outcome=Outcome.TIMED_OUT))
-    history.ended(trip(None, outcome=Outcome.CLIENT_LEFT))
+        history.ended(account(number / 100))
+    history.ended(account(None, outcome=Outcome.TIMED_OUT))
+    history.ended(account(None, outcome=Outcome.CLIENT_LEFT))
     tally = whole(history)
     assert (tally.calls, tally.failed, tally.output_tokens) == (102, 1, 714)
     for share in (0.5, 0.95):
@@ -63,14 +62,14 @@ def test_calls_failures_tokens_and_first_tokens_are_counted():
 def test_five_minutes_are_now_and_an_hour_is_kept():
     time = Time()
     history = History(time)
-    history.ended(trip())
+    history.ended(account())
     time.at += 301 + SLOT_S
     assert whole(history).calls == 0
     assert len(history.slots()) == 1
     time.at += SLOTS * SLOT_S
     assert history.slots() == []
     for _ in range(2 * SLOTS):
-        history.ended(trip())
+        history.ended(account())
         time.at += SLOT_S
     assert len(history.slots()) <= SLOTS
 
@@ -78,7 +77,7 @@ def test_five_minutes_are_now_and_an_hour_is_kept():
 def test_strangers_cannot_make_it_grow():
     history = History(Time())
     for number in range(1000):
-        history.ended(trip(model=f"model-{number}" + "x" * 1000))
+        history.ended(account(model=f"model-{number}" + "x" * 1000))
     kinds = history.now().kinds
     assert len(kinds) == MOST_KINDS + 1
     assert sum(tally.calls for tally in kinds.values()) == 1000
@@ -87,7 +86,7 @@ def test_strangers_cannot_make_it_grow():
 
 def test_waits_are_seen_by_reason():
     history = History(Time())
-    waiter: Any = SimpleNamespace(call=trip().call, reason=WaitReason.NO_ROOM)
+    waiter: Any = SimpleNamespace(call=account().call, reason=WaitReason.NO_ROOM)
     history.look([waiter, waiter])
     history.look([])
     slot = history.now()
@@ -99,11 +98,11 @@ def test_a_minute_becomes_a_point_of_the_nodes_trail():
     time = Time()
     history = History(time)
     for first_s in (0.1, 0.2, 0.3):
-        history.ended(trip(first_s))
+        history.ended(account(first_s))
         time.at += SLOT_S
-    history.ended(trip(node="relay"))
+    history.ended(account(node="relay"))
     time.at += 60
-    history.ended(trip(node="b"))
+    history.ended(account(node="b"))
     ((_, seconds),) = history.trail("a")
     assert seconds is not None
     assert abs(seconds / 0.2 - 1) < 0.05
@@ -114,8 +113,8 @@ def test_a_minute_becomes_a_point_of_the_nodes_trail():
 
 def test_a_sum_takes_what_is_wanted():
     history = History(Time())
-    history.ended(trip(node="a"))
-    history.ended(trip(node="b"))
+    history.ended(account(node="a"))
+    history.ended(account(node="b"))
     wanted: list[Kind] = []
     tally = history.now().sum(lambda kind: kind.node == "b" and not wanted.append(kind))
     assert (tally.calls, [kind.node for kind in wanted]) == (1, ["b"])
