@@ -14,6 +14,8 @@ import math
 from collections.abc import Callable
 from types import TracebackType
 
+import msgspec
+
 from router.api.terms import Terms
 from router.api.turn import Turn
 from router.core.call import Outcome
@@ -40,7 +42,7 @@ class Watch:
             self.begin(min([presence.look(now) for presence in tuple(self.present)]))
 
 
-class Presence:
+class Presence(msgspec.Struct, eq=False):
     """One client during one request. Use as a block around everything that is done for it.
 
     `pending` is the outcome a wait for the client leads to if nothing moves, None while the client is not waited for;
@@ -49,24 +51,23 @@ class Presence:
     `heartbeat_s` while it is set.
     """
 
-    __slots__ = (
-        "_asked_at", "_beat_at", "_moved_at", "_seen", "_turn", "_watch", "beat", "body_read", "ended", "finishing",
-        "headed", "moves", "pending",
-    )  # fmt: skip
-
-    def __init__(self, turn: Turn, watch: Watch) -> None:
-        self._turn = turn
-        self._watch = watch
-        self._asked_at = self._beat_at = self._moved_at = turn.now()
-        self._seen = 0
-        self.moves = 0
-        self.pending: Outcome | None = None
-        self.ended: Outcome | None = None
-        self.headed = self.finishing = self.body_read = False
-        self.beat: Callable[[], None] | None = None
+    _turn: Turn
+    _watch: Watch
+    _asked_at: float = 0.0
+    _beat_at: float = 0.0
+    _moved_at: float = 0.0
+    _seen: int = 0
+    moves: int = 0
+    pending: Outcome | None = None
+    ended: Outcome | None = None
+    headed: bool = False
+    finishing: bool = False
+    body_read: bool = False
+    beat: Callable[[], None] | None = None
 
     def __enter__(self) -> "Presence":
         watch = self._watch
+        self._asked_at = self._beat_at = self._moved_at = self._turn.now()
         watch.present.add(self)
         if watch.timer is None:
             watch.begin()

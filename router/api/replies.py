@@ -12,6 +12,8 @@ Rules:
 import asyncio
 from contextlib import AbstractContextManager
 
+import msgspec
+
 from router.api import errors
 from router.api.presence import Presence
 from router.api.turn import Turn, lines
@@ -29,27 +31,17 @@ _STREAMED = b"cache-control: no-cache\r\nx-accel-buffering: no\r\n"
 _EVENT_STREAM = b"content-type: text/event-stream; charset=utf-8\r\n"
 
 
-class Answering:
+class Answering(msgspec.Struct, eq=False):
     """Sends one answer. `id` is the request's; `protocol` says how errors look; `streams` counts open streams."""
 
-    __slots__ = ("_beat", "_call", "_presence", "_protocol", "_streams", "_turn", "id", "streaming")
-
-    def __init__(
-        self,
-        turn: Turn,
-        presence: Presence,
-        protocol: Protocol,
-        request_id: str,
-        streams: AbstractContextManager[object],
-    ) -> None:
-        self._turn = turn
-        self._streams = streams
-        self._presence = presence
-        self._protocol = protocol
-        self.id = request_id
-        self._call: Call | None = None
-        self._beat: asyncio.Task[None] | None = None
-        self.streaming = False
+    _turn: Turn
+    _presence: Presence
+    _protocol: Protocol
+    id: str
+    _streams: AbstractContextManager[object]
+    _call: Call | None = None
+    _beat: asyncio.Task[None] | None = None
+    streaming: bool = False
 
     def expect(self, call: Call) -> None:
         """The call is about to wait: from now on a streaming caller hears a heartbeat."""

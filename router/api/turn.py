@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import structlog
 from starlette.types import Message, Scope
 
@@ -32,7 +33,7 @@ _BODYLESS = (204, 304)
 log = structlog.get_logger()
 
 
-class Turn:
+class Turn(msgspec.Struct, eq=False):
     """A request and its answer. `path` and `query` as told; `headers` with names in lower case, in their order.
 
     `keep_alive`: the connection may be used again. `whole`: the body is all here. `started`, `complete`: of the
@@ -40,29 +41,29 @@ class Turn:
     `also` are header lines the answer carries whoever makes it; `task` serves the request.
     """
 
-    __slots__ = (
-        "_asked", "_chunked", "_connection", "_head", "_left_bytes", "_news", "_parts", "_size", "_told",
-        "also", "complete", "gone", "headers", "keep_alive", "left", "method", "path", "query", "raw_path", "started",
-        "task", "version", "whole",
-    )  # fmt: skip
-
-    def __init__(self, connection: "FrontProtocol", headers: list[tuple[bytes, bytes]]) -> None:
-        self._connection = connection
-        self.headers = headers
-        self.method = self.path = ""
-        self.raw_path = self.query = b""
-        self.version = "1.1"
-        self.keep_alive = True
-        self.whole = self.started = self.complete = self.gone = False
-        self.left: Callable[[], None] | None = None
-        self.also: bytes | None = None
-        self.task: asyncio.Task[None] | None = None
-        self._asked = self._told = self._chunked = False
-        self._parts: list[bytes] = []
-        self._size = 0
-        self._news: asyncio.Event | None = None
-        self._head = b""
-        self._left_bytes: int | None = None
+    _connection: "FrontProtocol"
+    headers: list[tuple[bytes, bytes]]
+    method: str = ""
+    path: str = ""
+    raw_path: bytes = b""
+    query: bytes = b""
+    keep_alive: bool = True
+    version: str = "1.1"
+    whole: bool = False
+    started: bool = False
+    complete: bool = False
+    gone: bool = False
+    left: Callable[[], None] | None = None
+    also: bytes | None = None
+    task: asyncio.Task[None] | None = None
+    _asked: bool = False
+    _told: bool = False
+    _chunked: bool = False
+    _parts: list[bytes] = []
+    _size: int = 0
+    _news: asyncio.Event | None = None
+    _head: bytes = b""
+    _left_bytes: int | None = None
 
     @property
     def scope(self) -> Scope:

@@ -233,15 +233,14 @@ class Dispatcher:
         return relay
 
 
-class Opening:
+class Opening(msgspec.Struct, eq=False):
     """The block of one call."""
 
-    __slots__ = ("_call", "_dispatcher", "_leg", "_past", "_trip")
-
-    def __init__(self, dispatcher: Dispatcher, call: Call, past: Past | None) -> None:
-        self._dispatcher = dispatcher
-        self._call = call
-        self._past = past
+    _dispatcher: Dispatcher
+    _call: Call
+    _past: Past | None
+    _trip: Trip | None = None
+    _leg: Leg | None = None
 
     async def __aenter__(self) -> Reply:
         self._trip = trip = self._dispatcher.set_out(self._call, self._past)
@@ -257,7 +256,10 @@ class Opening:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
+        leg, trip = self._leg, self._trip
+        assert leg is not None
+        assert trip is not None
         try:
-            self._leg.close()
+            leg.close()
         finally:
-            self._dispatcher.come_home(self._trip, error)
+            self._dispatcher.come_home(trip, error)

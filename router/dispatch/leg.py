@@ -51,20 +51,15 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     models: Mapping[str, str] = {}
 
 
-class Leg:
+class Leg(msgspec.Struct, eq=False):
     """One attempt: `open` it for the Reply, and `close` it in any case. `grant` is None for the relay."""
 
-    __slots__ = ("_exchange", "_first_byte_s", "_freed", "_grant", "_trip", "_way")
-
-    def __init__(
-        self, trip: Trip, way: Way, grant: Grant | None, first_byte_s: float, freed: Callable[[], None]
-    ) -> None:
-        self._trip = trip
-        self._way = way
-        self._grant = grant
-        self._first_byte_s = first_byte_s
-        self._freed = freed
-        self._exchange: Exchange | None = None
+    _trip: Trip
+    _way: Way
+    _grant: Grant | None
+    _first_byte_s: float
+    _freed: Callable[[], None]
+    _exchange: Exchange | None = None
 
     async def open(self) -> Reply:
         """Send the request and read as much of the answer as must be held. Raises NodeFailed or an Answer."""

@@ -70,7 +70,7 @@ class _Body(msgspec.Struct):
 _body = msgspec.json.Decoder(_Body)
 
 
-class Reply:
+class Reply(msgspec.Struct, eq=False):
     """What the caller gets. Iterate it once for its bytes.
 
     `status` and `headers` are ready to send (without those of the connection, and the router's own); `length` is the
@@ -78,23 +78,17 @@ class Reply:
     for room; `stream` whether the bytes are server-sent events.
     """
 
-    __slots__ = (
-        "_events", "_held", "_upstream", "headers", "length", "node", "queued_s", "response_id", "status", "stream",
-        "trip",
-    )  # fmt: skip
-
-    def __init__(self, status: int, headers: list[tuple[bytes, bytes]], trip: Trip) -> None:
-        self.status = status
-        self.headers = headers
-        self.trip = trip
-        self.node = trip.place
-        self.queued_s = trip.queued_s
-        self.stream = False
-        self.length: int | None = None
-        self.response_id: str | None = None
-        self._held = b""
-        self._upstream: Exchange | Unpacked | None = None
-        self._events: Events | None = None
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    trip: Trip
+    node: str
+    queued_s: float
+    stream: bool = False
+    length: int | None = None
+    response_id: str | None = None
+    _held: bytes = b""
+    _upstream: Exchange | Unpacked | None = None
+    _events: Events | None = None
 
     def __aiter__(self) -> "Reply":
         return self
@@ -139,7 +133,7 @@ class Reply:
     def error(cls, status: int, headers: list[tuple[bytes, bytes]], body: bytes, trip: Trip) -> "Reply":
         """An upstream's own refusal of the call, its body already in OpenAI's shape."""
         kept = [pair for pair in clean(headers) if pair[0] not in (b"content-type", b"content-encoding")]
-        reply = cls(status, [*kept, (b"content-type", b"application/json")], trip)
+        reply = cls(status, [*kept, (b"content-type", b"application/json")], trip, trip.place, trip.queued_s)
         reply._held, reply.length = body, len(body)
         return reply
 
@@ -151,7 +145,7 @@ class Reply:
         FirstByteTimeout when a stream that is not has no token within it.
         """
         headers = clean(upstream.headers)
-        reply = cls(upstream.status, headers, trip)
+        reply = cls(upstream.status, headers, trip, trip.place, trip.queued_s)
         told = dict(headers)
         kind = told.get(b"content-type", b"").lower()
         coding = told.get(b"content-encoding", b"").lower()

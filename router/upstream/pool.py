@@ -12,6 +12,8 @@ from collections.abc import Callable, Coroutine
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
+
 from router.errors import BadAnswer, ConnectFailed, NodeFailed, Overloaded, Stopped, Truncated
 from router.upstream.connection import Bounds, Connection
 from router.upstream.target import Target
@@ -22,24 +24,20 @@ STARVED = frozenset((errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM))
 """What this machine lacks when it cannot even try to connect: no fault of the node."""
 
 
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """One request and its answer: `async with pool.exchange(...) as answer`. Good for one entry.
 
     In its block `status` and `headers`, (lower-case name, value) in the order they came, are those of the answer.
     """
 
-    __slots__ = ("_body", "_connection", "_first_byte_s", "_head", "_pool", "_stopped", "headers", "status")
-
-    headers: list[tuple[bytes, bytes]]
-    status: int
-
-    def __init__(self, pool: "Pool", head: bytes, body: bytes, first_byte_s: float) -> None:
-        self._pool = pool
-        self._head = head
-        self._body = body
-        self._first_byte_s = first_byte_s
-        self._connection: Connection | None = None
-        self._stopped: NodeFailed | None = None
+    _pool: "Pool"
+    _head: bytes
+    _body: bytes
+    _first_byte_s: float
+    _connection: Connection | None = None
+    _stopped: NodeFailed | None = None
+    status: int = 0
+    headers: list[tuple[bytes, bytes]] = []
 
     def stop(self, error: NodeFailed) -> None:
         """End it from outside: the connection is closed now, and whoever waits for its answer gets the error."""
