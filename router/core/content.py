@@ -78,20 +78,23 @@ class Content(msgspec.Struct):
     def __repr__(self) -> str:
         return f"Content(text_bytes={self.text_bytes}, ids={self.ids}, media={self.media})"  # never what somebody wrote
 
+    @property
+    def fixed(self) -> int:
+        """Tokens of all that is not text."""
+        return self.ids + self.media + self.overhead
+
     def measure(self) -> None:
         """Sum up the texts, and let go of them if they are too many to count."""
-        chars = size = 0
+        texts = self.texts
         if self.times:
-            for text, times in zip(self.texts, self.times, strict=True):
-                chars += len(text) * times
-                size += len(text.encode()) * times
+            chars = sum([len(text) * times for text, times in zip(texts, self.times, strict=True)])
+            size = sum([len(text.encode()) * times for text, times in zip(texts, self.times, strict=True)])
         else:
-            for text in self.texts:
-                chars += len(text)
-                size += len(text) if text.isascii() else len(text.encode())
+            chars = sum(map(len, texts))
+            size = chars if all(map(str.isascii, texts)) else sum(map(_bytes_of, texts))
         self.chars += chars
         self.text_bytes += size
-        if size > KEPT_BYTES or len(self.texts) > KEPT_TEXTS:
+        if size > KEPT_BYTES or len(texts) > KEPT_TEXTS:
             self.texts, self.times, self.whole = [], [], False
 
     def opaque(self, size: int) -> None:
@@ -104,6 +107,11 @@ class Content(msgspec.Struct):
     def json(self, value: object) -> None:
         """Add a value that templates render as its JSON (tools, schemas, arguments)."""
         self.texts.append(msgspec.json.encode(value).decode())
+
+    def said(self, texts: list[str]) -> None:
+        """Add chat messages that are each one text, and nothing else."""
+        self.texts = texts
+        self.overhead += ANSWER_HEAD + MESSAGE * len(texts)
 
     def messages(self, messages: object) -> None:
         """Add chat or Anthropic messages, or Responses items."""
@@ -210,6 +218,10 @@ class Content(msgspec.Struct):
             self.media += single.media * times
             self.overhead += single.overhead * times
             self.odd |= single.odd
+
+
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _listed(value: object) -> list[Any]:
