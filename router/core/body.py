@@ -151,7 +151,7 @@ class Body(msgspec.Struct, frozen=True):
         if not model or len(model) > MODEL_CHARACTERS:
             raise _wrong_model(model)
         content.measure()
-        size, fixed = content.text_bytes, content.fixed
+        size, fixed = content.text_bytes, content.ids + content.media + content.overhead
         return cls(
             model,
             fields.stream is True,
@@ -160,7 +160,7 @@ class Body(msgspec.Struct, frozen=True):
             content,
             size + fixed,
             fixed + (2 * size - content.chars + 3) // 4,
-            not (fields.service_tier is fields.background is fields.background_options is None),
+            fields.service_tier is not None or fields.background is not None or fields.background_options is not None,
             fields,
         )
 

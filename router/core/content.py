@@ -78,11 +78,6 @@ class Content(msgspec.Struct):
     def __repr__(self) -> str:
         return f"Content(text_bytes={self.text_bytes}, ids={self.ids}, media={self.media})"  # never what somebody wrote
 
-    @property
-    def fixed(self) -> int:
-        """Tokens of all that is not text."""
-        return self.ids + self.media + self.overhead
-
     def measure(self) -> None:
         """Sum up the texts, and let go of them if they are too many to count."""
         texts = self.texts
