@@ -110,33 +110,40 @@ class Completions:
             if (heading.content_length or 0) > limit:
                 raise too_large(limit)
             raw = await presence.body(limit)
-        if len(raw) > LONG_BODY:
-            body = await asyncio.get_running_loop().run_in_executor(house.reader, _body, endpoint, heading, raw)
+        if len(raw) > LONG_BODY or endpoint.multipart:
+            body = await self._body(endpoint, heading, raw)
         else:
-            body = _body(endpoint, heading, raw)
+            body = read_body(endpoint, raw)
         call = await self._call(Asked(request_id, endpoint, heading, caller, turn.query, raw), body)
         if not heading.retried:
             house.metrics.classified(call)
         return call
 
+    async def _body(self, endpoint: Endpoint, heading: Heading, raw: bytes) -> Body:
+        read = partial(read_form, heading.content_type) if endpoint.multipart else partial(read_body, endpoint)
+        if len(raw) > LONG_BODY:
+            return await asyncio.get_running_loop().run_in_executor(self._house.reader, read, raw)
+        return read(raw)
+
     async def _call(self, asked: Asked, body: Body) -> Call:
         house, endpoint, caller, heading = self._house, asked.endpoint, asked.caller, asked.heading
-        earlier = house.owners.earlier(caller, body) if endpoint.protocol is _RESPONSES else None
         longest_chat, shortest = house.fleet.contexts(body.model)
+        long_prompt = house.terms.long_prompt_tokens
+        decide_at = long_prompt if shortest is None or shortest > long_prompt else shortest
+        raw, node, hidden = self._continued(asked, body) if endpoint.protocol is _RESPONSES else (asked.raw, None, 0)
         counted, exact = body.guess, False
         if endpoint.free:
             counted = 0
-        elif not house.tokens.guesses(body, decide_at=self._decide_at(shortest)):
-            counted, exact = await self._counted(body, self._decide_at(shortest))
-        estimate, prompts = house.estimates.of(body.model), body.content.prompts
-        hidden = 0 if earlier is None else earlier.tokens
-        prompt = estimate.prompt(counted) + hidden
+        elif not house.tokens.guesses(body, decide_at=decide_at):
+            counted, exact = await self._counted(body, decide_at)
+        estimate = house.estimates.of(body.model)
+        prompt, prompts = estimate.prompt(counted) + hidden, body.content.prompts
         workload, reason = self._workload(asked, body, prompt // prompts, longest_chat)
         return Call(
             id=asked.id,
             endpoint=endpoint,
             model=body.model,
-            body=with_known_tier(asked.raw, body) if endpoint.protocol is _RESPONSES else asked.raw,
+            body=raw,
             prompt_tokens=prompt,
             output_tokens=_output(endpoint, body, estimate),
             workload=workload,
@@ -144,7 +151,7 @@ class Completions:
             caller=caller.name,
             stream=body.stream,
             sequences=0 if endpoint.free else prompts * body.n,
-            counted=counted if exact and earlier is None else 0,
+            counted=counted if exact and node is None else 0,
             least_tokens=_least(body, prompt),
             context_tokens=estimate.upper(counted) // prompts + hidden,
             asked=body.max_output,
@@ -153,9 +160,15 @@ class Completions:
             content_type=heading.content_type if endpoint.multipart else _JSON,
             headers=heading.passed,
             ask_usage=body.stream and not body.has_stream_options and endpoint.path in _USAGE_ON_WISH,
-            bound_to=None if earlier is None else earlier.node,
+            bound_to=node,
             fallback=caller.fallback,
         )
+
+    def _continued(self, asked: Asked, body: Body) -> tuple[bytes, str | None, int]:
+        """What is sent on, the node with the response that it continues, and the tokens which that puts before it."""
+        raw = with_known_tier(asked.raw, body)
+        earlier = self._house.owners.earlier(asked.caller, body)
+        return (raw, None, 0) if earlier is None else (raw, earlier.node, earlier.tokens)
 
     def _workload(self, asked: Asked, body: Body, tokens: int, longest_chat: int | None) -> tuple[Workload, Reason]:
         return classify(
@@ -173,15 +186,6 @@ class Completions:
         tokens = self._house.tokens
         counted = await tokens.count(body, decide_at=decide_at)
         return counted, tokens.teaches(body, decide_at=decide_at)
-
-    def _decide_at(self, shortest: int | None) -> int:
-        """The smallest number of tokens at which a count changes what is done."""
-        long_prompt = self._house.terms.long_prompt_tokens
-        return long_prompt if shortest is None or shortest > long_prompt else shortest
-
-
-def _body(endpoint: Endpoint, heading: Heading, raw: bytes) -> Body:
-    return read_form(heading.content_type, raw) if endpoint.multipart else read_body(endpoint, raw)
 
 
 def _check(endpoint: Endpoint, heading: Heading) -> None:

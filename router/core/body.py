@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self
 import msgspec
 
 from router.core.call import Endpoint
-from router.core.content import FLOOD_FROM, Content, is_flood
+from router.core.content import ANSWER_HEAD, FLOOD_FROM, MESSAGE, Content, is_flood
 from router.core.media import audio_tokens, embeds_tokens
 from router.core.wellformed import check_form, not_json
 from router.errors import BadRequest
@@ -215,46 +215,41 @@ def read_body(endpoint: Endpoint, raw: bytes) -> Body:
     Raises BadRequest, and nothing else, naming the field in `param` with code `missing_required_parameter`,
     `invalid_type` or `invalid_value`; both are None when the body is not a JSON object in UTF-8.
     """
-    if raw.startswith(_BOM):
-        raw = raw[len(_BOM) :]
-    if not raw:
-        raise not_json("it is empty")
     try:
-        content = Content()
-        fields: _Routing | None = None
-        if endpoint.path == "chat/completions" and len(raw) < FLOOD_FROM:
-            fields = _read_text_chat(raw, content)
-        if fields is None:
-            fields = _read_any(endpoint, raw, content)
+        read = _read_text_chat(raw) if endpoint.path == "chat/completions" and len(raw) < FLOOD_FROM else None
+        if read is None:
+            raw = raw.removeprefix(_BOM)
+            read = _read_any(endpoint, raw)
         check_form(raw)
-        return Body.of(fields, content)
+        return Body.of(*read)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from None
     except msgspec.DecodeError:
-        raise not_json("it is not valid JSON") from None
+        raise not_json("it is not valid JSON" if raw else "it is empty") from None
     except RecursionError:
         raise not_json("it is nested too deeply") from None
 
 
-def _read_text_chat(raw: bytes, content: Content) -> _Routing | None:
+def _read_text_chat(raw: bytes) -> tuple[_Routing, Content] | None:
     """Read a chat of texts and nothing else, which most are; None for what is another body, or none."""
     try:
         fields = _decode_text_chat(raw)
     except msgspec.DecodeError:
         return None
-    content.said(list(map(_text_of, fields.messages)))
-    return fields
+    texts = list(map(_text_of, fields.messages))
+    return fields, Content(texts=texts, overhead=ANSWER_HEAD + MESSAGE * len(texts))
 
 
-def _read_any(endpoint: Endpoint, raw: bytes, content: Content) -> _Routing:
+def _read_any(endpoint: Endpoint, raw: bytes) -> tuple[_Routing, Content]:
+    content = Content()
     if is_flood(raw):
         fields = _decode_routing(raw)
         _read_flood(fields, content, len(raw))
-        return fields
+        return fields, content
     whole = _decode_fields(raw)
     _READERS.get(endpoint.path, _read_plain)(whole, content)
     whole.messages = whole.documents = None  # let go of pictures in base64
-    return whole
+    return whole, content
 
 
 def _wrong_field(error: str) -> BadRequest:

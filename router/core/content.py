@@ -103,11 +103,6 @@ class Content(msgspec.Struct):
         """Add a value that templates render as its JSON (tools, schemas, arguments)."""
         self.texts.append(msgspec.json.encode(value).decode())
 
-    def said(self, texts: list[str]) -> None:
-        """Add chat messages that are each one text, and nothing else."""
-        self.texts = texts
-        self.overhead += ANSWER_HEAD + MESSAGE * len(texts)
-
     def messages(self, messages: object) -> None:
         """Add chat or Anthropic messages, or Responses items."""
         self.overhead += ANSWER_HEAD

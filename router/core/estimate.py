@@ -55,8 +55,9 @@ class Estimate:
         """
         if counted > 0 and RATIO_RANGE[0] <= usage.prompt / counted <= RATIO_RANGE[1]:
             self._learn_ratio(counted, usage.prompt)
-        if 0 < usage.completion <= MOST and (asked is None or usage.completion < asked):
-            self._outputs.add(usage.completion)
+        completion = usage.completion
+        if 0 < completion <= MOST and (asked is None or completion < asked):
+            self._outputs.add(completion)
             self._usual = None
 
     def _learn_ratio(self, counted: int, real: int) -> None:
