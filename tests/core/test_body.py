@@ -207,6 +207,9 @@ more = st.lists(
     max_size=3,
 )
 chats = st.builds(lambda texts, fields: [("messages", texts), *fields], said, st.just([]) | more)
+flaws = st.integers(0, 9).flatmap(
+    lambda chance: st.none() if chance < 7 else st.tuples(st.integers(0, 60), st.binary(max_size=3))
+)
 
 
 def judged(path: str, raw: bytes) -> tuple[object, ...]:
@@ -219,7 +222,7 @@ def judged(path: str, raw: bytes) -> tuple[object, ...]:
 
 
 @settings(max_examples=300, deadline=None)
-@given(chats, st.sampled_from([None, "m", "", 7]), st.none() | st.tuples(st.integers(0, 60), st.binary(max_size=3)))
+@given(chats, st.sampled_from(["m"] * 7 + [None, "", 7]), flaws)
 @example([("messages", None)], "m", None)
 @example([("messages", [{"role": "user", "content": "hi"}]), ("messages", [{"content": "hi"}])], "m", None)
 @example([("messages", [{"role": "user", "content": "hi"}]), ("text", 1e300), ("n", 0)], "m", None)
