@@ -26,9 +26,8 @@ from router.api.presence import Presence, Watch, too_large
 from router.api.replies import Answering
 from router.api.turn import Turn
 from router.core.body import LONG_BODY, Body, read_body
-from router.core.call import Call, Endpoint, Protocol, Reason, Workload
+from router.core.call import Call, Endpoint, Protocol
 from router.core.classify import classify
-from router.core.estimate import Estimate
 from router.errors import Answer, BadRequest, ClientLeft, Internal, NodeFailed, UnsupportedContentType
 
 TRANSCRIPT_TOKENS = 448
@@ -114,7 +113,17 @@ class Completions:
             body = await self._body(endpoint, heading, raw)
         else:
             body = read_body(endpoint, raw)
-        call = await self._call(Asked(request_id, endpoint, heading, caller, turn.query, raw), body)
+        longest_chat, shortest = house.fleet.contexts(body.model)
+        long_prompt = house.terms.long_prompt_tokens
+        decide_at = long_prompt if shortest is None or shortest > long_prompt else shortest
+        counted, exact = body.guess, False
+        if endpoint.free:
+            counted = 0
+        elif not house.tokens.guesses(body, decide_at=decide_at):
+            counted = await house.tokens.count(body, decide_at=decide_at)
+            exact = house.tokens.teaches(body, decide_at=decide_at)
+        asked = Asked(request_id, endpoint, heading, caller, turn.query, raw)
+        call = self._call(asked, body, counted, exact, longest_chat)
         if not heading.retried:
             house.metrics.classified(call)
         return call
@@ -125,27 +134,28 @@ class Completions:
             return await asyncio.get_running_loop().run_in_executor(self._house.reader, read, raw)
         return read(raw)
 
-    async def _call(self, asked: Asked, body: Body) -> Call:
+    def _call(self, asked: Asked, body: Body, counted: int, exact: bool, longest_chat: int | None) -> Call:
+        """The call of a body of so many tokens. `exact`: they are worth comparing with a node's own count."""
         house, endpoint, caller, heading = self._house, asked.endpoint, asked.caller, asked.heading
-        longest_chat, shortest = house.fleet.contexts(body.model)
-        long_prompt = house.terms.long_prompt_tokens
-        decide_at = long_prompt if shortest is None or shortest > long_prompt else shortest
         raw, node, hidden = self._continued(asked, body) if endpoint.protocol is _RESPONSES else (asked.raw, None, 0)
-        counted, exact = body.guess, False
-        if endpoint.free:
-            counted = 0
-        elif not house.tokens.guesses(body, decide_at=decide_at):
-            counted, exact = await self._counted(body, decide_at)
         estimate = house.estimates.of(body.model)
-        prompt, prompts = estimate.prompt(counted) + hidden, body.content.prompts
-        workload, reason = self._workload(asked, body, prompt // prompts, longest_chat)
+        prompt, prompts = round(counted * estimate.ratio) + hidden, body.content.prompts
+        workload, reason = classify(
+            header=heading.workload,
+            key_class=caller.workload,
+            job=False,
+            body=body,
+            prompt_tokens=prompt // prompts,
+            long_prompt_tokens=house.terms.long_prompt_tokens,
+            interactive_context=longest_chat,
+        )
         return Call(
             id=asked.id,
             endpoint=endpoint,
             model=body.model,
             body=raw,
             prompt_tokens=prompt,
-            output_tokens=_output(endpoint, body, estimate),
+            output_tokens=estimate.output(body.max_output) if endpoint.generates else _ungenerated(endpoint),
             workload=workload,
             reason=reason,
             caller=caller.name,
@@ -153,7 +163,7 @@ class Completions:
             sequences=0 if endpoint.free else prompts * body.n,
             counted=counted if exact and node is None else 0,
             least_tokens=_least(body, prompt),
-            context_tokens=estimate.upper(counted) // prompts + hidden,
+            context_tokens=round(counted * estimate.upper_ratio) // prompts + hidden,
             asked=body.max_output,
             deadline_s=None if body.stream else heading.deadline_s,
             query=asked.query,
@@ -170,23 +180,6 @@ class Completions:
         earlier = self._house.owners.earlier(asked.caller, body)
         return (raw, None, 0) if earlier is None else (raw, earlier.node, earlier.tokens)
 
-    def _workload(self, asked: Asked, body: Body, tokens: int, longest_chat: int | None) -> tuple[Workload, Reason]:
-        return classify(
-            header=asked.heading.workload,
-            key_class=asked.caller.workload,
-            job=False,
-            body=body,
-            prompt_tokens=tokens,
-            long_prompt_tokens=self._house.terms.long_prompt_tokens,
-            interactive_context=longest_chat,
-        )
-
-    async def _counted(self, body: Body, decide_at: int) -> tuple[int, bool]:
-        """Tokens of a body, and whether they are worth comparing with a node's count."""
-        tokens = self._house.tokens
-        counted = await tokens.count(body, decide_at=decide_at)
-        return counted, tokens.teaches(body, decide_at=decide_at)
-
 
 def _check(endpoint: Endpoint, heading: Heading) -> None:
     """Raise UnsupportedContentType for what the head alone tells."""
@@ -201,9 +194,7 @@ def _check(endpoint: Endpoint, heading: Heading) -> None:
         raise UnsupportedContentType("Compressed request bodies are not read. Send it without Content-Encoding.")
 
 
-def _output(endpoint: Endpoint, body: Body, estimate: Estimate) -> int:
-    if endpoint.generates:
-        return estimate.output(body.max_output)
+def _ungenerated(endpoint: Endpoint) -> int:
     return TRANSCRIPT_TOKENS if endpoint.multipart else 0
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Self
 import msgspec
 
 from router.core.call import Endpoint
-from router.core.content import ANSWER_HEAD, FLOOD_FROM, MESSAGE, Content, is_flood
+from router.core.content import FLOOD_FROM, Content, is_flood
 from router.core.media import audio_tokens, embeds_tokens
 from router.core.wellformed import check_form, not_json
 from router.errors import BadRequest
@@ -150,12 +150,14 @@ class Body(msgspec.Struct, frozen=True):
         model = fields.model
         if not model or len(model) > MODEL_CHARACTERS:
             raise _wrong_model(model)
-        content.measure()
+        limit = fields.max_completion_tokens
+        if limit is None:
+            limit = fields.max_tokens if fields.max_tokens is not None else fields.max_output_tokens
         size, fixed = content.text_bytes, content.ids + content.media + content.overhead
         return cls(
             model,
             fields.stream is True,
-            _max_output(fields),
+            limit if limit is None or limit < MOST_OUTPUT else MOST_OUTPUT,
             fields.n or 1,
             content,
             size + fixed,
@@ -236,8 +238,7 @@ def _read_text_chat(raw: bytes) -> tuple[_Routing, Content] | None:
         fields = _decode_text_chat(raw)
     except msgspec.DecodeError:
         return None
-    texts = list(map(_text_of, fields.messages))
-    return fields, Content(texts=texts, overhead=ANSWER_HEAD + MESSAGE * len(texts))
+    return fields, Content.of_messages(list(map(_text_of, fields.messages)))
 
 
 def _read_any(endpoint: Endpoint, raw: bytes) -> tuple[_Routing, Content]:
@@ -245,9 +246,11 @@ def _read_any(endpoint: Endpoint, raw: bytes) -> tuple[_Routing, Content]:
     if is_flood(raw):
         fields = _decode_routing(raw)
         _read_flood(fields, content, len(raw))
+        content.measure()
         return fields, content
     whole = _decode_fields(raw)
     _READERS.get(endpoint.path, _read_plain)(whole, content)
+    content.measure()
     whole.messages = whole.documents = None  # let go of pictures in base64
     return whole, content
 
@@ -271,15 +274,6 @@ def _wrong_model(model: str | None) -> BadRequest:
         return BadRequest("You must provide a model parameter.", param="model", code="missing_required_parameter")
     wanted = f"a name of 1 to {MODEL_CHARACTERS} characters"
     return BadRequest(f"Invalid value for 'model': expected {wanted}.", param="model", code="invalid_value")
-
-
-def _max_output(fields: _Routing) -> int | None:
-    limit = fields.max_completion_tokens
-    if limit is None:
-        limit = fields.max_tokens
-    if limit is None:
-        limit = fields.max_output_tokens
-    return None if limit is None else min(limit, MOST_OUTPUT)
 
 
 def _text(value: object) -> str | None:

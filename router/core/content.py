@@ -9,7 +9,7 @@ Counting never judges validity: a shape nobody knows is counted as the text in i
 - a body of millions of tiny values is counted by its bytes (`opaque`), so that reading cannot multiply memory.
 """
 
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -78,18 +78,20 @@ class Content(msgspec.Struct):
     def __repr__(self) -> str:
         return f"Content(text_bytes={self.text_bytes}, ids={self.ids}, media={self.media})"  # never what somebody wrote
 
+    @classmethod
+    def of_messages(cls, texts: list[str]) -> Self:
+        """Chat messages that are each one text, measured."""
+        chars, size = _sizes(texts, [])
+        overhead = ANSWER_HEAD + MESSAGE * len(texts)
+        whole = size <= KEPT_BYTES and len(texts) <= KEPT_TEXTS
+        return cls(texts=texts if whole else [], chars=chars, text_bytes=size, overhead=overhead, whole=whole)
+
     def measure(self) -> None:
         """Sum up the texts, and let go of them if they are too many to count."""
-        texts = self.texts
-        if self.times:
-            chars = sum([len(text) * times for text, times in zip(texts, self.times, strict=True)])
-            size = sum([len(text.encode()) * times for text, times in zip(texts, self.times, strict=True)])
-        else:
-            chars = sum(map(len, texts))
-            size = chars if all(map(str.isascii, texts)) else sum(map(_bytes_of, texts))
+        chars, size = _sizes(self.texts, self.times)
         self.chars += chars
         self.text_bytes += size
-        if size > KEPT_BYTES or len(texts) > KEPT_TEXTS:
+        if size > KEPT_BYTES or len(self.texts) > KEPT_TEXTS:
             self.texts, self.times, self.whole = [], [], False
 
     def opaque(self, size: int) -> None:
@@ -208,6 +210,15 @@ class Content(msgspec.Struct):
             self.media += single.media * times
             self.overhead += single.overhead * times
             self.odd |= single.odd
+
+
+def _sizes(texts: list[str], times: list[int]) -> tuple[int, int]:
+    """Characters, and bytes of UTF-8, of texts that are read so many times (empty: once)."""
+    if times:
+        chars = sum([len(text) * often for text, often in zip(texts, times, strict=True)])
+        return chars, sum([_bytes_of(text) * often for text, often in zip(texts, times, strict=True)])
+    chars = sum(map(len, texts))
+    return chars, chars if all(map(str.isascii, texts)) else sum(map(_bytes_of, texts))
 
 
 def _bytes_of(text: str) -> int:

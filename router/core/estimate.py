@@ -34,17 +34,17 @@ MOST = 2**31 - 1
 class Estimate:
     """What is known of one model. Pure; not for several threads.
 
-    `ratio` is the model's own tokens for one counted token.
+    `ratio` is the model's own tokens for one counted token, `upper_ratio` what hardly any prompt is above.
     """
 
-    __slots__ = ("_counted", "_outputs", "_ratios", "_real", "_upper", "_usual", "ratio")
+    __slots__ = ("_counted", "_outputs", "_ratios", "_real", "_usual", "ratio", "upper_ratio")
 
     def __init__(self) -> None:
         self._counted = self._real = PRIOR_TOKENS
         self._ratios = Recent(HISTORY)
         self._outputs = Recent(HISTORY)
         self.ratio = 1.0
-        self._upper = MARGIN_UNKNOWN
+        self.upper_ratio = MARGIN_UNKNOWN
         self._usual: int | None = OUTPUT_UNKNOWN  # None: to be worked out when it is asked for
 
     def learn(self, counted: int, usage: Usage, asked: int | None) -> None:
@@ -68,9 +68,9 @@ class Estimate:
             self._ratios.add(real / counted)
         self.ratio = self._real / self._counted
         if len(self._ratios) < ENOUGH:
-            self._upper = self.ratio * MARGIN_UNKNOWN
+            self.upper_ratio = self.ratio * MARGIN_UNKNOWN
         else:
-            self._upper = max(self.ratio, self._ratios.quantile(RATIO_QUANTILE))
+            self.upper_ratio = max(self.ratio, self._ratios.quantile(RATIO_QUANTILE))
 
     def prompt(self, counted: int) -> int:
         """The expected length of a prompt in the model's own tokens."""
@@ -78,7 +78,7 @@ class Estimate:
 
     def upper(self, counted: int) -> int:
         """A length that hardly any prompt of this count is above."""
-        return round(counted * self._upper)
+        return round(counted * self.upper_ratio)
 
     def output(self, asked: int | None) -> int:
         """The most tokens one sequence is expected to give: as asked, else what nine answers in ten stayed within."""
