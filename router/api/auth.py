@@ -12,6 +12,8 @@ import msgspec
 from router.core.call import Workload
 from router.errors import Unauthorized
 
+Headers = Sequence[tuple[bytes, bytes]]
+
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
     """Who holds a key. `workload` is that of all its calls, if set; `fallback` allows the relay.
@@ -44,11 +46,11 @@ class Keyring:
         """These and no others are let in from now on."""
         self._callers = dict(callers)
 
-    def caller(self, headers: Sequence[tuple[bytes, bytes]]) -> Caller:
-        """Who sent these headers (names in lower case). Raises Unauthorized."""
+    def caller(self, headers: Headers, said: Mapping[bytes, bytes] | None = None) -> Caller:
+        """Who sent these headers (names in lower case; `said` as in `presented`). Raises Unauthorized."""
         if not self._callers:
             return ANYBODY
-        key = presented(headers)
+        key = presented(headers, said)
         if not key:
             raise Unauthorized(_MISSING)
         found = self._callers.get(sha256(key).digest())
@@ -57,9 +59,13 @@ class Keyring:
         return found
 
 
-def presented(headers: Sequence[tuple[bytes, bytes]]) -> bytes | None:
-    """The key these headers carry, or None. Raises Unauthorized when they carry it in a way that cannot be trusted."""
-    said = dict(headers)
+def presented(headers: Headers, said: Mapping[bytes, bytes] | None = None) -> bytes | None:
+    """The key these headers carry, or None. Raises Unauthorized when they carry it in a way that cannot be trusted.
+
+    `said` is the last of each name, where that is known.
+    """
+    if said is None:
+        said = dict(headers)
     bearer = said.get(b"authorization")
     if bearer is None:
         return said.get(b"x-api-key") or said.get(b"api-key")

@@ -100,7 +100,7 @@ class Completions:
     async def _read(self, endpoint: Endpoint, turn: Turn, request_id: str, presence: Presence) -> Call:
         house = self._house
         heading = headers.read(turn.headers)
-        caller = house.keyring.caller(turn.headers)
+        caller = house.keyring.caller(turn.headers, heading.said)
         if heading.content_type != _JSON or heading.encoded or endpoint.multipart:
             _check(endpoint, heading)
         limit = house.terms.request_body_bytes

@@ -227,6 +227,11 @@ def judged(path: str, raw: bytes) -> tuple[object, ...]:
 @example([("messages", [{"role": "user", "content": "hi"}]), ("messages", [{"content": "hi"}])], "m", None)
 @example([("messages", [{"role": "user", "content": "hi"}]), ("text", 1e300), ("n", 0)], "m", None)
 @example([("messages", [{"role": "user", "content": "hi"}])], "m", (0, b"\xef\xbb\xbf"))
+@example([("messages", [{"role": "user", "content": "hi"}])], "m", (0, b" "))
+@example([("messages", [{"role": "user", "content": "hi"}]), ("system", "a")], "m", None)
+@example([("messages", [{"role": "user", "content": "hi"}]), ("documents", ["a"])], "m", None)
+@example([("messages", [{"role": "user", "content": "hi", "name": "a"}])], "m", None)
+@example([("messages", [{"role": "user", "content": ""}] * 20_000)], "m", None)
 def test_a_chat_of_texts_is_read_as_any_other(fields, model, flaw):
     """The path of Anthropic's messages reads the same fields, in the one way that suits all bodies."""
     raw = members([("model", json.dumps(model)), *((key, json.dumps(value)) for key, value in fields)])
