@@ -78,9 +78,10 @@ class Tokens:
 
     def guesses(self, body: Body, *, decide_at: int) -> bool:
         """Would `count` give a guess, the load of the moment aside?"""
-        if self._encoding is None or self._closed or not body.content.whole:
+        content = body.content
+        if content.text_bytes <= SHORT_BYTES and body.bound <= decide_at:
             return True
-        return body.content.text_bytes <= SHORT_BYTES and body.bound <= decide_at
+        return self._encoding is None or self._closed or not content.whole
 
     def teaches(self, body: Body, *, decide_at: int) -> bool:
         """Whether `count` is worth comparing with a node's own: of text that is counted, without guesses of media."""

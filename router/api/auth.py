@@ -4,13 +4,15 @@ A key comes as `Authorization: Bearer`, or as `x-api-key` (Anthropic clients) or
 these that is there decides. Two Authorization headers are refused: two readers could each believe another one.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 
 import msgspec
 
 from router.core.call import Workload
 from router.errors import Unauthorized
+
+Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Caller(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,11 +46,11 @@ class Keyring:
         """These and no others are let in from now on."""
         self._callers = dict(callers)
 
-    def caller(self, headers: Iterable[tuple[bytes, bytes]]) -> Caller:
-        """Who sent these headers (names in lower case). Raises Unauthorized."""
+    def caller(self, headers: Headers, said: Mapping[bytes, bytes] | None = None) -> Caller:
+        """Who sent these headers (names in lower case; `said` as in `presented`). Raises Unauthorized."""
         if not self._callers:
             return ANYBODY
-        key = presented(headers)
+        key = presented(headers, said)
         if not key:
             raise Unauthorized(_MISSING)
         found = self._callers.get(sha256(key).digest())
@@ -57,20 +59,19 @@ class Keyring:
         return found
 
 
-def presented(headers: Iterable[tuple[bytes, bytes]]) -> bytes | None:
-    """The key these headers carry, or None. Raises Unauthorized when they carry it in a way that cannot be trusted."""
-    bearer: list[bytes] = []
-    bare: dict[bytes, bytes] = {}
-    for name, value in headers:
-        if name == b"authorization":
-            bearer.append(value)
-        elif name in (b"x-api-key", b"api-key"):
-            bare[name] = value
-    if len(bearer) > 1:
+def presented(headers: Headers, said: Mapping[bytes, bytes] | None = None) -> bytes | None:
+    """The key these headers carry, or None. Raises Unauthorized when they carry it in a way that cannot be trusted.
+
+    `said` is the last of each name, where that is known.
+    """
+    if said is None:
+        said = dict(headers)
+    bearer = said.get(b"authorization")
+    if bearer is None:
+        return said.get(b"x-api-key") or said.get(b"api-key")
+    if len(said) < len(headers) and [name for name, _ in headers].count(b"authorization") > 1:
         raise Unauthorized("The request has more than one Authorization header.")
-    if not bearer:
-        return bare.get(b"x-api-key") or bare.get(b"api-key")
-    scheme, _, key = bearer[0].partition(b" ")
+    scheme, _, key = bearer.partition(b" ")
     if scheme.lower() != b"bearer":
         raise Unauthorized("The Authorization header must use the Bearer scheme.")
     return key.strip()

@@ -26,16 +26,14 @@ from router.api.presence import Presence, Watch, too_large
 from router.api.replies import Answering
 from router.api.turn import Turn
 from router.core.body import LONG_BODY, Body, read_body
-from router.core.call import Call, Endpoint, Protocol, Reason, Workload
+from router.core.call import Call, Endpoint, Protocol
 from router.core.classify import classify
-from router.core.estimate import Estimate
 from router.errors import Answer, BadRequest, ClientLeft, Internal, NodeFailed, UnsupportedContentType
 
 TRANSCRIPT_TOKENS = 448
 """Most tokens of one transcription: Whisper's decoder has this many positions."""
-_FREE = frozenset(("tokenize", "detokenize", "messages/count_tokens"))
-"""Answered by a node's tokenizer, without room on its device."""
 _JSON = b"application/json"
+_RESPONSES = Protocol.RESPONSES
 _USAGE_ON_WISH = frozenset(("chat/completions", "completions"))
 
 Asking = Callable[[str, Presence], Awaitable[Call]]
@@ -52,20 +50,6 @@ class Asked(msgspec.Struct):
     caller: Caller
     query: bytes
     raw: bytes
-
-
-class Size(msgspec.Struct, kw_only=True, gc=False):
-    """Tokens of one request, as the model's own would have it.
-
-    `prompt` of all prompts, `each` of one, `least` what the longest surely has and `upper` what it hardly exceeds;
-    `output` of one sequence, at most.
-    """
-
-    prompt: int
-    each: int
-    least: int
-    upper: int
-    output: int
 
 
 class Completions:
@@ -116,122 +100,106 @@ class Completions:
     async def _read(self, endpoint: Endpoint, turn: Turn, request_id: str, presence: Presence) -> Call:
         house = self._house
         heading = headers.read(turn.headers)
-        caller = house.keyring.caller(turn.headers)
+        caller = house.keyring.caller(turn.headers, heading.said)
+        if heading.content_type != _JSON or heading.encoded or endpoint.multipart:
+            _check(endpoint, heading)
         limit = house.terms.request_body_bytes
-        _check(endpoint, heading, limit)
         raw = presence.whole_body(limit)
         if raw is None:
+            if (heading.content_length or 0) > limit:
+                raise too_large(limit)
             raw = await presence.body(limit)
-        read = partial(read_form, heading.content_type) if endpoint.multipart else partial(read_body, endpoint)
-        if len(raw) > LONG_BODY:
-            body = await asyncio.get_running_loop().run_in_executor(house.reader, read, raw)
+        if len(raw) > LONG_BODY or endpoint.multipart:
+            body = await self._body(endpoint, heading, raw)
         else:
-            body = read(raw)
+            body = read_body(endpoint, raw)
+        longest_chat, shortest = house.fleet.contexts(body.model)
+        long_prompt = house.terms.long_prompt_tokens
+        decide_at = long_prompt if shortest is None or shortest > long_prompt else shortest
+        counted, exact = body.guess, False
+        if endpoint.free:
+            counted = 0
+        elif not house.tokens.guesses(body, decide_at=decide_at):
+            counted = await house.tokens.count(body, decide_at=decide_at)
+            exact = house.tokens.teaches(body, decide_at=decide_at)
         asked = Asked(request_id, endpoint, heading, caller, turn.query, raw)
-        call = await self._call(asked, body)
+        call = self._call(asked, body, counted, exact, longest_chat)
         if not heading.retried:
             house.metrics.classified(call)
         return call
 
-    async def _call(self, asked: Asked, body: Body) -> Call:
-        endpoint, caller, heading = asked.endpoint, asked.caller, asked.heading
-        stateful = endpoint.protocol is Protocol.RESPONSES
-        earlier = self._house.owners.earlier(caller, body) if stateful else None
-        counted, exact = self._guessed(endpoint, body), False
-        if counted is None:
-            counted, exact = await self._counted(body)
-        size = self._size(endpoint, body, counted, 0 if earlier is None else earlier.tokens)
-        workload, reason = self._workload(asked, body, size.each)
+    async def _body(self, endpoint: Endpoint, heading: Heading, raw: bytes) -> Body:
+        read = partial(read_form, heading.content_type) if endpoint.multipart else partial(read_body, endpoint)
+        if len(raw) > LONG_BODY:
+            return await asyncio.get_running_loop().run_in_executor(self._house.reader, read, raw)
+        return read(raw)
+
+    def _call(self, asked: Asked, body: Body, counted: int, exact: bool, longest_chat: int | None) -> Call:
+        """The call of a body of so many tokens. `exact`: they are worth comparing with a node's own count."""
+        house, endpoint, caller, heading = self._house, asked.endpoint, asked.caller, asked.heading
+        raw, node, hidden = self._continued(asked, body) if endpoint.protocol is _RESPONSES else (asked.raw, None, 0)
+        estimate = house.estimates.of(body.model)
+        prompt, prompts = round(counted * estimate.ratio) + hidden, body.content.prompts
+        workload, reason = classify(
+            header=heading.workload,
+            key_class=caller.workload,
+            job=False,
+            body=body,
+            prompt_tokens=prompt // prompts,
+            long_prompt_tokens=house.terms.long_prompt_tokens,
+            interactive_context=longest_chat,
+        )
         return Call(
             id=asked.id,
             endpoint=endpoint,
             model=body.model,
-            body=with_known_tier(asked.raw, body) if stateful else asked.raw,
-            prompt_tokens=size.prompt,
-            output_tokens=size.output,
+            body=raw,
+            prompt_tokens=prompt,
+            output_tokens=estimate.output(body.max_output) if endpoint.generates else _ungenerated(endpoint),
             workload=workload,
             reason=reason,
             caller=caller.name,
             stream=body.stream,
-            sequences=0 if endpoint.path in _FREE else body.sequences,
-            counted=counted if exact and earlier is None else 0,
-            least_tokens=size.least,
-            context_tokens=size.upper,
+            sequences=0 if endpoint.free else prompts * body.n,
+            counted=counted if exact and node is None else 0,
+            least_tokens=_least(body, prompt),
+            context_tokens=round(counted * estimate.upper_ratio) // prompts + hidden,
             asked=body.max_output,
             deadline_s=None if body.stream else heading.deadline_s,
             query=asked.query,
             content_type=heading.content_type if endpoint.multipart else _JSON,
             headers=heading.passed,
             ask_usage=body.stream and not body.has_stream_options and endpoint.path in _USAGE_ON_WISH,
-            bound_to=None if earlier is None else earlier.node,
+            bound_to=node,
             fallback=caller.fallback,
         )
 
-    def _workload(self, asked: Asked, body: Body, prompt_tokens: int) -> tuple[Workload, Reason]:
-        return classify(
-            header=asked.heading.workload,
-            key_class=asked.caller.workload,
-            job=False,
-            body=body,
-            prompt_tokens=prompt_tokens,
-            long_prompt_tokens=self._house.terms.long_prompt_tokens,
-            interactive_context=self._house.fleet.interactive_context(body.model),
-        )
-
-    def _guessed(self, endpoint: Endpoint, body: Body) -> int | None:
-        """Tokens of a body where a guess will do, else None."""
-        if endpoint.path in _FREE:
-            return 0
-        return body.guess if self._house.tokens.guesses(body, decide_at=self._decide_at(body)) else None
-
-    async def _counted(self, body: Body) -> tuple[int, bool]:
-        """Tokens of a body, and whether they are worth comparing with a node's count."""
-        tokens, decide_at = self._house.tokens, self._decide_at(body)
-        counted = await tokens.count(body, decide_at=decide_at)
-        return counted, tokens.teaches(body, decide_at=decide_at)
-
-    def _decide_at(self, body: Body) -> int:
-        """The smallest number of tokens at which a count changes what is done."""
-        shortest, long_prompt = self._house.fleet.shortest_context(body.model), self._house.terms.long_prompt_tokens
-        return long_prompt if shortest is None or shortest > long_prompt else shortest
-
-    def _size(self, endpoint: Endpoint, body: Body, counted: int, hidden: int) -> Size:
-        """Measure a body. `hidden` are tokens of the conversation it goes on with, which its node keeps."""
-        estimate = self._house.estimates.of(body.model)
-        prompts = max(1, body.content.prompts)
-        prompt = estimate.prompt(counted) + hidden
-        return Size(
-            prompt=prompt,
-            each=prompt // prompts,
-            least=_least(body, prompt),
-            upper=estimate.upper(counted) // prompts + hidden,
-            output=_output(endpoint, body, estimate),
-        )
+    def _continued(self, asked: Asked, body: Body) -> tuple[bytes, str | None, int]:
+        """What is sent on, the node with the response that it continues, and the tokens which that puts before it."""
+        raw = with_known_tier(asked.raw, body)
+        earlier = self._house.owners.earlier(asked.caller, body)
+        return (raw, None, 0) if earlier is None else (raw, earlier.node, earlier.tokens)
 
 
-def _check(endpoint: Endpoint, heading: Heading, limit: int) -> None:
-    """Raise UnsupportedContentType or TooLarge for what the head alone tells."""
+def _check(endpoint: Endpoint, heading: Heading) -> None:
+    """Raise UnsupportedContentType for what the head alone tells."""
     wanted = b"multipart/form-data" if endpoint.multipart else _JSON
-    length, told = heading.content_length, heading.content_type
+    told = heading.content_type
     if told != wanted and told.partition(b";")[0].strip().lower() != wanted:
-        if length == 0:
+        if heading.content_length == 0:
             raise BadRequest("We could not parse the JSON body of your request: it is empty.")
         shown = wanted.decode()
         raise UnsupportedContentType(f"Unsupported content type. This path reads '{shown}'.")
     if heading.encoded:
         raise UnsupportedContentType("Compressed request bodies are not read. Send it without Content-Encoding.")
-    if length is not None and length > limit:
-        raise too_large(limit)
 
 
-def _output(endpoint: Endpoint, body: Body, estimate: Estimate) -> int:
-    if endpoint.generates:
-        return estimate.output(body.max_output)
+def _ungenerated(endpoint: Endpoint) -> int:
     return TRANSCRIPT_TOKENS if endpoint.multipart else 0
 
 
 def _least(body: Body, prompt_tokens: int) -> int:
     """What the longest prompt of the body surely has: ids count as they are, text at least half of its estimate."""
     content = body.content
-    text = max(0, prompt_tokens - content.ids - content.media)
-    return (content.ids + text // 2) // max(1, content.prompts)
+    text = prompt_tokens - content.ids - content.media
+    return (content.ids + (text // 2 if text > 0 else 0)) // content.prompts

@@ -10,12 +10,13 @@ a thread. It touches nothing shared, so any number of threads may.
 
 import re
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Annotated, Any, Self
 
 import msgspec
 
 from router.core.call import Endpoint
-from router.core.content import Content, is_flood
+from router.core.content import FLOOD_FROM, Content, is_flood
 from router.core.media import audio_tokens, embeds_tokens
 from router.core.wellformed import check_form, not_json
 from router.errors import BadRequest
@@ -75,6 +76,27 @@ class _Fields(_Routing):
     data_2: Any = None
 
 
+class _Message(msgspec.Struct, forbid_unknown_fields=True):
+    """A message that is one text."""
+
+    role: Any
+    content: str
+
+
+class _TextChat(_Fields):
+    """A chat of such messages, which has nothing else to count: whatever else it might hold does not decode."""
+
+    messages: list[_Message] = []
+    tools: None = None
+    functions: None = None
+    response_format: None = None
+    prediction: None = None
+    system: None = None
+    documents: None = None
+
+
+_text_of = attrgetter("content")
+_decode_text_chat = msgspec.json.Decoder(_TextChat).decode
 _decode_fields = msgspec.json.Decoder(_Fields).decode
 _decode_routing = msgspec.json.Decoder(_Routing).decode
 _decode = msgspec.json.decode
@@ -95,7 +117,9 @@ class Body(msgspec.Struct, frozen=True):
     """One body, read.
 
     `max_output` is the caller's limit of tokens for one sequence (max_completion_tokens, else max_tokens, else
-    max_output_tokens), None without one. `content` is what there is to count.
+    max_output_tokens), None without one. `content` is what there is to count: no count is above `bound`, because no
+    tokenizer makes more tokens than there are bytes, and `guess` is one from sizes alone, within it. `stated`: the body
+    may say who waits for it, in `service_tier`, `background` or `completion_window`.
     """
 
     model: str
@@ -103,6 +127,9 @@ class Body(msgspec.Struct, frozen=True):
     max_output: int | None
     n: int
     content: Content
+    bound: int
+    guess: int
+    stated: bool
     _fields: _Routing
 
     def __repr__(self) -> str:
@@ -111,7 +138,33 @@ class Body(msgspec.Struct, frozen=True):
     @classmethod
     def for_form(cls, model: str | None, stream: bool, size: int) -> Self:
         """A multipart body with `size` bytes of audio, whose form is read elsewhere. Raises BadRequest."""
-        return cls(_checked_model(model), stream, None, 1, Content(media=audio_tokens(size)), _Routing())
+        return cls.of(_Routing(model=model, stream=stream), Content(media=audio_tokens(size)))
+
+    @classmethod
+    def of(cls, fields: _Routing, content: Content) -> Self:
+        """The body of these fields and this content, measured. Raises BadRequest without a model to send it to.
+
+        A guess is four characters a token, and half a token more for each further byte of a character: 1.25 for a
+        Chinese character (cl100k_base: 1.0 to 1.7), 0.75 for a Cyrillic one (0.5), 1.75 for an emoji (2 to 3).
+        """
+        model = fields.model
+        if not model or len(model) > MODEL_CHARACTERS:
+            raise _wrong_model(model)
+        limit = fields.max_completion_tokens
+        if limit is None:
+            limit = fields.max_tokens if fields.max_tokens is not None else fields.max_output_tokens
+        size, fixed = content.text_bytes, content.ids + content.media + content.overhead
+        return cls(
+            model,
+            fields.stream is True,
+            limit if limit is None or limit < MOST_OUTPUT else MOST_OUTPUT,
+            fields.n or 1,
+            content,
+            size + fixed,
+            fixed + (2 * size - content.chars + 3) // 4,
+            fields.service_tier is not None or fields.background is not None or fields.background_options is not None,
+            fields,
+        )
 
     @property
     def sequences(self) -> int:
@@ -121,21 +174,7 @@ class Body(msgspec.Struct, frozen=True):
     @property
     def fixed(self) -> int:
         """Tokens of all that is not text."""
-        return self.content.ids + self.content.media + self.content.overhead
-
-    @property
-    def bound(self) -> int:
-        """No count is above this: no tokenizer makes more tokens than there are bytes."""
-        return self.content.text_bytes + self.fixed
-
-    @property
-    def guess(self) -> int:
-        """Tokens guessed from sizes alone, within `bound`.
-
-        Four characters a token, and half a token more for each further byte of a character: 1.25 for a Chinese
-        character (cl100k_base: 1.0 to 1.7), 0.75 for a Cyrillic one (0.5), 1.75 for an emoji (2 to 3).
-        """
-        return self.fixed + (2 * self.content.text_bytes - self.content.chars + 3) // 4
+        return self.bound - self.content.text_bytes
 
     @property
     def has_media(self) -> bool:
@@ -178,30 +217,42 @@ def read_body(endpoint: Endpoint, raw: bytes) -> Body:
     Raises BadRequest, and nothing else, naming the field in `param` with code `missing_required_parameter`,
     `invalid_type` or `invalid_value`; both are None when the body is not a JSON object in UTF-8.
     """
-    if raw.startswith(_BOM):
-        raw = raw[len(_BOM) :]
-    if not raw:
-        raise not_json("it is empty")
     try:
-        content = Content()
-        fields: _Routing
-        if is_flood(raw):
-            fields = _decode_routing(raw)
-            _read_flood(fields, content, len(raw))
-        else:
-            fields = whole = _decode_fields(raw)
-            _READERS.get(endpoint.path, _read_plain)(whole, content)
-            whole.messages = whole.documents = None  # let go of pictures in base64
+        read = _read_text_chat(raw) if endpoint.path == "chat/completions" and len(raw) < FLOOD_FROM else None
+        if read is None:
+            raw = raw.removeprefix(_BOM)
+            read = _read_any(endpoint, raw)
         check_form(raw)
-        model = _checked_model(fields.model)
-        content.measure()
-        return Body(model, fields.stream is True, _max_output(fields), fields.n or 1, content, fields)
+        return Body.of(*read)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from None
     except msgspec.DecodeError:
-        raise not_json("it is not valid JSON") from None
+        raise not_json("it is not valid JSON" if raw else "it is empty") from None
     except RecursionError:
         raise not_json("it is nested too deeply") from None
+
+
+def _read_text_chat(raw: bytes) -> tuple[_Routing, Content] | None:
+    """Read a chat of texts and nothing else, which most are; None for what is another body, or none."""
+    try:
+        fields = _decode_text_chat(raw)
+    except msgspec.DecodeError:
+        return None
+    return fields, Content.of_messages(list(map(_text_of, fields.messages)))
+
+
+def _read_any(endpoint: Endpoint, raw: bytes) -> tuple[_Routing, Content]:
+    content = Content()
+    if is_flood(raw):
+        fields = _decode_routing(raw)
+        _read_flood(fields, content, len(raw))
+        content.measure()
+        return fields, content
+    whole = _decode_fields(raw)
+    _READERS.get(endpoint.path, _read_plain)(whole, content)
+    content.measure()
+    whole.messages = whole.documents = None  # let go of pictures in base64
+    return whole, content
 
 
 def _wrong_field(error: str) -> BadRequest:
@@ -218,22 +269,11 @@ def _wrong_field(error: str) -> BadRequest:
     return BadRequest(f"Invalid value for '{field}': expected {wanted}.", param=field, code="invalid_value")
 
 
-def _checked_model(model: str | None) -> str:
+def _wrong_model(model: str | None) -> BadRequest:
     if model is None:
-        raise BadRequest("You must provide a model parameter.", param="model", code="missing_required_parameter")
-    if not model or len(model) > MODEL_CHARACTERS:
-        wanted = f"a name of 1 to {MODEL_CHARACTERS} characters"
-        raise BadRequest(f"Invalid value for 'model': expected {wanted}.", param="model", code="invalid_value")
-    return model
-
-
-def _max_output(fields: _Routing) -> int | None:
-    limit = fields.max_completion_tokens
-    if limit is None:
-        limit = fields.max_tokens
-    if limit is None:
-        limit = fields.max_output_tokens
-    return None if limit is None else min(limit, MOST_OUTPUT)
+        return BadRequest("You must provide a model parameter.", param="model", code="missing_required_parameter")
+    wanted = f"a name of 1 to {MODEL_CHARACTERS} characters"
+    return BadRequest(f"Invalid value for 'model': expected {wanted}.", param="model", code="invalid_value")
 
 
 def _text(value: object) -> str | None:

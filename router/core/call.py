@@ -49,7 +49,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     """One path that nodes answer.
 
     `path` is what follows the node's API base, or its root when `rooted`; `prompt_field` names the body's field that
-    holds the prompt, for errors about its length.
+    holds the prompt, for errors about its length. `free`: answered by a node's tokenizer, without room on its device.
     """
 
     path: str
@@ -58,6 +58,7 @@ class Endpoint(msgspec.Struct, frozen=True, kw_only=True):
     rooted: bool = False
     generates: bool = False
     multipart: bool = False
+    free: bool = False
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -128,11 +129,11 @@ ENDPOINTS: dict[str, Endpoint] = {
         Endpoint(path="embeddings"),
         Endpoint(path="responses", protocol=Protocol.RESPONSES, generates=True),
         Endpoint(path="messages", protocol=Protocol.MESSAGES, generates=True, prompt_field="messages"),
-        Endpoint(path="messages/count_tokens", protocol=Protocol.MESSAGES, prompt_field="messages"),
+        Endpoint(path="messages/count_tokens", protocol=Protocol.MESSAGES, prompt_field="messages", free=True),
         Endpoint(path="rerank", prompt_field="documents"),
         Endpoint(path="score"),
-        Endpoint(path="tokenize", rooted=True, prompt_field="prompt"),
-        Endpoint(path="detokenize", rooted=True, prompt_field="tokens"),
+        Endpoint(path="tokenize", rooted=True, prompt_field="prompt", free=True),
+        Endpoint(path="detokenize", rooted=True, prompt_field="tokens", free=True),
         Endpoint(path="audio/transcriptions", multipart=True, prompt_field="file"),
         Endpoint(path="audio/translations", multipart=True, prompt_field="file"),
         Endpoint(path="audio/speech"),

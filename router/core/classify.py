@@ -21,6 +21,8 @@ __all__ = ["HEADER", "classify", "told"]
 
 HEADER = "X-Ebbtide-Workload"
 _WORKLOADS = {workload.value: workload for workload in Workload}
+_BY_STREAM = INTERACTIVE, Reason.STREAM
+_BY_DEFAULT = INTERACTIVE, Reason.DEFAULT
 _PATIENT_WINDOWS = frozenset(("2h", "8h"))
 _TIERS = {
     "flex": Workload.BATCH,
@@ -45,14 +47,15 @@ def classify(  # noqa: PLR0913  # one keyword for each sign
     `interactive_context` is the longest context, in tokens, of the nodes of the interactive pool that serve the model;
     None when there is none or it is not known. Raises BadRequest for a header that names no workload.
     """
-    said = told(header=header, key_class=key_class, job=job, body=body)
-    if said is not None:
-        return said
+    if header is not None or key_class is not None or job or body.stated:
+        said = told(header=header, key_class=key_class, job=job, body=body)
+        if said is not None:
+            return said
     if prompt_tokens > long_prompt_tokens:
         return Workload.BATCH, Reason.SIZE
     if interactive_context is not None and prompt_tokens >= interactive_context:
         return Workload.BATCH, Reason.CONTEXT
-    return INTERACTIVE, Reason.STREAM if body.stream else Reason.DEFAULT
+    return _BY_STREAM if body.stream else _BY_DEFAULT
 
 
 def told(*, header: str | None, key_class: Workload | None, job: bool, body: Body) -> tuple[Workload, Reason] | None:

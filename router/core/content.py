@@ -9,7 +9,7 @@ Counting never judges validity: a shape nobody knows is counted as the text in i
 - a body of millions of tiny values is counted by its bytes (`opaque`), so that reading cannot multiply memory.
 """
 
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -78,17 +78,17 @@ class Content(msgspec.Struct):
     def __repr__(self) -> str:
         return f"Content(text_bytes={self.text_bytes}, ids={self.ids}, media={self.media})"  # never what somebody wrote
 
+    @classmethod
+    def of_messages(cls, texts: list[str]) -> Self:
+        """Chat messages that are each one text, measured."""
+        chars, size = _sizes(texts, [])
+        overhead = ANSWER_HEAD + MESSAGE * len(texts)
+        whole = size <= KEPT_BYTES and len(texts) <= KEPT_TEXTS
+        return cls(texts=texts if whole else [], chars=chars, text_bytes=size, overhead=overhead, whole=whole)
+
     def measure(self) -> None:
         """Sum up the texts, and let go of them if they are too many to count."""
-        chars = size = 0
-        if self.times:
-            for text, times in zip(self.texts, self.times, strict=True):
-                chars += len(text) * times
-                size += len(text.encode()) * times
-        else:
-            for text in self.texts:
-                chars += len(text)
-                size += len(text) if text.isascii() else len(text.encode())
+        chars, size = _sizes(self.texts, self.times)
         self.chars += chars
         self.text_bytes += size
         if size > KEPT_BYTES or len(self.texts) > KEPT_TEXTS:
@@ -210,6 +210,19 @@ class Content(msgspec.Struct):
             self.media += single.media * times
             self.overhead += single.overhead * times
             self.odd |= single.odd
+
+
+def _sizes(texts: list[str], times: list[int]) -> tuple[int, int]:
+    """Characters, and bytes of UTF-8, of texts that are read so many times (empty: once)."""
+    if times:
+        chars = sum([len(text) * often for text, often in zip(texts, times, strict=True)])
+        return chars, sum([_bytes_of(text) * often for text, often in zip(texts, times, strict=True)])
+    chars = sum(map(len, texts))
+    return chars, chars if all(map(str.isascii, texts)) else sum(map(_bytes_of, texts))
+
+
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _listed(value: object) -> list[Any]:

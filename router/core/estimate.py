@@ -32,19 +32,20 @@ MOST = 2**31 - 1
 
 
 class Estimate:
-    """What is known of one model. Pure; not for several threads."""
+    """What is known of one model. Pure; not for several threads.
 
-    __slots__ = ("_counted", "_outputs", "_ratios", "_real")
+    `ratio` is the model's own tokens for one counted token, `upper_ratio` what hardly any prompt is above.
+    """
+
+    __slots__ = ("_counted", "_outputs", "_ratios", "_real", "_usual", "ratio", "upper_ratio")
 
     def __init__(self) -> None:
         self._counted = self._real = PRIOR_TOKENS
         self._ratios = Recent(HISTORY)
         self._outputs = Recent(HISTORY)
-
-    @property
-    def ratio(self) -> float:
-        """The model's own tokens for one counted token."""
-        return self._real / self._counted
+        self.ratio = 1.0
+        self.upper_ratio = MARGIN_UNKNOWN
+        self._usual: int | None = OUTPUT_UNKNOWN  # None: to be worked out when it is asked for
 
     def learn(self, counted: int, usage: Usage, asked: int | None) -> None:
         """Take in one finished call: our count, the node's, and the caller's limit of output.
@@ -54,8 +55,10 @@ class Estimate:
         """
         if counted > 0 and RATIO_RANGE[0] <= usage.prompt / counted <= RATIO_RANGE[1]:
             self._learn_ratio(counted, usage.prompt)
-        if 0 < usage.completion <= MOST and (asked is None or usage.completion < asked):
-            self._outputs.add(usage.completion)
+        completion = usage.completion
+        if 0 < completion <= MOST and (asked is None or completion < asked):
+            self._outputs.add(completion)
+            self._usual = None
 
     def _learn_ratio(self, counted: int, real: int) -> None:
         weight = min(1.0, SAMPLE_TOKENS / counted)
@@ -63,6 +66,11 @@ class Estimate:
         self._real = self._real * KEEP + real * weight
         if counted >= RATIO_FROM:
             self._ratios.add(real / counted)
+        self.ratio = self._real / self._counted
+        if len(self._ratios) < ENOUGH:
+            self.upper_ratio = self.ratio * MARGIN_UNKNOWN
+        else:
+            self.upper_ratio = max(self.ratio, self._ratios.quantile(RATIO_QUANTILE))
 
     def prompt(self, counted: int) -> int:
         """The expected length of a prompt in the model's own tokens."""
@@ -70,22 +78,27 @@ class Estimate:
 
     def upper(self, counted: int) -> int:
         """A length that hardly any prompt of this count is above."""
-        if len(self._ratios) < ENOUGH:
-            return round(counted * self.ratio * MARGIN_UNKNOWN)
-        return round(counted * max(self.ratio, self._ratios.quantile(RATIO_QUANTILE)))
+        return round(counted * self.upper_ratio)
 
     def output(self, asked: int | None) -> int:
         """The most tokens one sequence is expected to give: as asked, else what nine answers in ten stayed within."""
         if asked is not None:
             return asked
-        return OUTPUT_UNKNOWN if len(self._outputs) < ENOUGH else int(self._outputs.quantile(OUTPUT_QUANTILE))
+        if self._usual is None:
+            enough = len(self._outputs) >= ENOUGH
+            self._usual = int(self._outputs.quantile(OUTPUT_QUANTILE)) if enough else OUTPUT_UNKNOWN
+        return self._usual
 
 
 class Estimates:
-    """An Estimate for each of the `most` models used last."""
+    """An Estimate for each of the `most` models used last.
+
+    The order of use is kept once there are so many: while none has to go, it decides nothing.
+    """
 
     def __init__(self, most: int = 256) -> None:
         self._most = most
+        self._full = False
         self._models: OrderedDict[str, Estimate] = OrderedDict()
 
     def __len__(self) -> int:
@@ -95,9 +108,14 @@ class Estimates:
         """The model's Estimate, new if it was not known or has been forgotten."""
         estimate = self._models.get(model)
         if estimate is None:
-            estimate = self._models[model] = Estimate()
-            if len(self._models) > self._most:
-                self._models.popitem(last=False)
-        else:
+            return self._new(model)
+        if self._full:
             self._models.move_to_end(model)
+        return estimate
+
+    def _new(self, model: str) -> Estimate:
+        estimate = self._models[model] = Estimate()
+        if self._full:
+            self._models.popitem(last=False)
+        self._full = len(self._models) >= self._most
         return estimate

@@ -79,14 +79,14 @@ class Fleet:
 
         None when there are none, or when one of them does not tell.
         """
-        return self._contexts(model)[0]
+        return self.contexts(model)[0]
 
     def shortest_context(self, model: str) -> int | None:
         """The shortest known context, in tokens, among nodes that serve the model: below it a count decides nothing."""
-        return self._contexts(model)[1]
+        return self.contexts(model)[1]
 
-    def _contexts(self, model: str) -> tuple[int | None, int | None]:
-        """Both, kept until the next look: they are asked for with every call."""
+    def contexts(self, model: str) -> tuple[int | None, int | None]:
+        """`interactive_context` and `shortest_context`, kept until the next look: every call asks for them."""
         kept = self._kept_contexts.get(model)
         if kept is not None:
             return kept

@@ -3,11 +3,12 @@
 import json
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from router.core.body import Body, read_body
 from router.core.call import ENDPOINTS
+from router.core.wellformed import ROUTING_KEYS, check_form
 from router.errors import BadRequest
 
 CHAT = ENDPOINTS["chat/completions"]
@@ -182,3 +183,85 @@ def test_a_number_too_long_is_found_wherever_it_stands(before):
     raw = b'{"model":"m","x":"' + b"7" * before + b'","seed":' + b"9" * 4301 + b',"y":"' + b"x" * 5000 + b'"}'
     assert refused(raw).code == "invalid_value"
     assert read_body(CHAT, raw.replace(b"9" * 4301, b"9" * 4300)).model == "m"
+
+
+def members(pairs) -> bytes:
+    return ("{" + ",".join(f"{json.dumps(key)}:{value}" for key, value in pairs) + "}").encode()
+
+
+words = st.text(max_size=8) | st.sampled_from(["", "é", "😀" * 3, '"model"', "\\u006d", "x" * 5000])
+odd = st.sampled_from([None, 7, True, 1e300, [], ["a"], {}, {"type": "text", "text": "t"}, [{"type": "image_url"}]])
+messages = st.lists(
+    st.fixed_dictionaries({"role": st.just("user"), "content": words})
+    | st.dictionaries(st.sampled_from(["role", "content", "name", "tool_calls", "type"]), words | odd, max_size=3)
+    | odd,
+    max_size=4,
+)
+said = st.lists(st.fixed_dictionaries({"role": words, "content": words}), max_size=4)
+more = st.lists(
+    st.tuples(st.just("messages"), messages | odd | words)
+    | st.tuples(st.sampled_from(["tools", "functions", "response_format", "prediction", "system", "documents"]), odd)
+    | st.tuples(st.sampled_from(["service_tier", "background", "stream_options", "prompt", "text", "seed", "x"]), odd)
+    | st.tuples(st.sampled_from(["n", "max_tokens", "max_completion_tokens"]), st.integers(0, 2**33) | odd)
+    | st.tuples(st.just("stream"), st.booleans() | odd),
+    max_size=3,
+)
+chats = st.builds(lambda texts, fields: [("messages", texts), *fields], said, st.just([]) | more)
+flaws = st.integers(0, 9).flatmap(
+    lambda chance: st.none() if chance < 7 else st.tuples(st.integers(0, 60), st.binary(max_size=3))
+)
+
+
+def judged(path: str, raw: bytes) -> tuple[object, ...]:
+    try:
+        body = read_body(ENDPOINTS[path], raw)
+    except BadRequest as error:
+        return error.message, error.param, error.code
+    told = body.service_tier, body.background, body.completion_window, body.has_stream_options, body.asked_usage
+    return body.model, body.stream, body.max_output, body.n, body.content, body.bound, body.guess, body.stated, told
+
+
+@settings(max_examples=300, deadline=None)
+@given(chats, st.sampled_from(["m"] * 7 + [None, "", 7]), flaws)
+@example([("messages", None)], "m", None)
+@example([("messages", [{"role": "user", "content": "hi"}]), ("messages", [{"content": "hi"}])], "m", None)
+@example([("messages", [{"role": "user", "content": "hi"}]), ("text", 1e300), ("n", 0)], "m", None)
+@example([("messages", [{"role": "user", "content": "hi"}])], "m", (0, b"\xef\xbb\xbf"))
+@example([("messages", [{"role": "user", "content": "hi"}])], "m", (0, b" "))
+@example([("messages", [{"role": "user", "content": "hi"}]), ("system", "a")], "m", None)
+@example([("messages", [{"role": "user", "content": "hi"}]), ("documents", ["a"])], "m", None)
+@example([("messages", [{"role": "user", "content": "hi", "name": "a"}])], "m", None)
+@example([("messages", [{"role": "user", "content": ""}] * 20_000)], "m", None)
+def test_a_chat_of_texts_is_read_as_any_other(fields, model, flaw):
+    """The path of Anthropic's messages reads the same fields, in the one way that suits all bodies."""
+    raw = members([("model", json.dumps(model)), *((key, json.dumps(value)) for key, value in fields)])
+    if flaw is not None:
+        at, what = flaw
+        raw = raw[:at] + what + raw[at:]
+    assert judged("chat/completions", raw) == judged("messages", raw)
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([*ROUTING_KEYS, "max_", "N", "x"]),
+            st.sampled_from(["1", "null", '"n\\"model\\""', '{"n":1,"n":2,"model":"x"}', '["stream","stream"]']),
+            st.sampled_from(["", " ", "\n"]),
+        ),
+        max_size=6,
+    ),
+    st.sampled_from([0, 2**20]),
+)
+def test_a_routing_key_given_twice_is_never_missed(pairs, size):
+    """And no other is taken for one: keys of nested objects and words in strings may come as often as they like."""
+    keys = [key for key, _, _ in pairs]
+    fields = "".join(f',{space}"{key}"{space}:{value}' for key, value, space in pairs)
+    raw = b'{"messages":"' + b"x" * size + b'"' + fields.encode() + b"}"
+    twice = [key for key in ROUTING_KEYS if keys.count(key) > 1]
+    found = []
+    try:
+        check_form(raw)
+    except BadRequest as error:
+        found.append(error.param)
+    assert found == twice[:1]

@@ -116,3 +116,12 @@ def test_models_are_kept_apart_and_the_longest_unused_forgotten():
     estimates.of("c")
     assert len(estimates) == 2
     assert estimates.of("a") is first
+
+
+def test_a_model_in_use_is_never_forgotten_for_names_that_come_and_go():
+    estimates = Estimates(most=4)
+    used = estimates.of("m")
+    for number in range(20):
+        estimates.of(f"unknown {number}")
+        assert estimates.of("m") is used
+    assert len(estimates) == 4

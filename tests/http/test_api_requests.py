@@ -264,7 +264,7 @@ async def test_a_fault_of_ours_is_a_500_without_details(rig: Rig, app: App, monk
     def broken(_: str) -> None:
         raise ZeroDivisionError("secret prompt")
 
-    monkeypatch.setattr(app.inside.fleet, "interactive_context", broken)
+    monkeypatch.setattr(app.inside.fleet, "contexts", broken)
     reply = await ask(app.port, chat())
     wrong(reply, 500, "internal_error")
     assert b"secret" not in reply.body

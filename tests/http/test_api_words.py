@@ -45,6 +45,7 @@ def ring() -> Keyring:
 )
 def test_a_key_is_found_in_each_of_its_headers(ring: Keyring, header: tuple[bytes, bytes]) -> None:
     assert ring.caller([(b"accept", b"*/*"), header]) is ANN
+    assert ring.caller([(b"accept", b"*/*"), header, (b"accept", b"text/plain")]) is ANN
 
 
 @pytest.mark.parametrize(
@@ -55,6 +56,8 @@ def test_a_key_is_found_in_each_of_its_headers(ring: Keyring, header: tuple[byte
         [(b"authorization", b"Bearer sk-bob")],
         [(b"authorization", b"Basic sk-ann")],
         [(b"authorization", b"Bearer sk-ann"), (b"authorization", b"Bearer sk-ann")],
+        [(b"authorization", b"Bearer sk-ann"), (b"accept", b"*/*"), (b"authorization", b"Bearer sk-bob")],
+        [(b"authorization", b""), (b"x-api-key", b"sk-ann")],
         [(b"authorization", b"Bearer sk-bob"), (b"x-api-key", b"sk-ann")],
     ],
 )
