@@ -183,8 +183,9 @@ class Pace:
 
     def chat_came(self, now: float) -> None:
         """An interactive call was sent to the node."""
-        if self.arrived_at > LONG_AGO:
-            self._mean_arrival = _mixed(self._mean_arrival, now - self.arrived_at, ARRIVALS_WEIGHT)
+        before = self.arrived_at
+        if before > LONG_AGO:
+            self._mean_arrival = _mixed(self._mean_arrival, now - before, ARRIVALS_WEIGHT)
         self.arrived_at = now
 
     def read_quietly(self, prompt_tokens: int, seconds: float, *, chat: bool) -> None:

@@ -10,15 +10,11 @@ What batch may do on a node that chat uses is said in `yielding`, how many nodes
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from enum import StrEnum
 
-import msgspec
-
-from router.core.budget import Permit
 from router.core.call import BATCH, INTERACTIVE, Call
+from router.core.decision import Decision, Refuse, RefuseReason, Relay, RelayCause, Run, Situation, TakeBack, Wait
 from router.core.node import PANIC_S, Node, State
-from router.core.pace import Past
-from router.core.states import Access
+from router.core.states import RAMP_S, TERMS, Access
 from router.core.yielding import FOR_CHAT, Around, Begin, Mode, Policy, WaitReason, begin, victims
 
 __all__ = [
@@ -41,97 +37,51 @@ UNTOLD_BATCH_SEQUENCES = 4
 UP_OR_STARTING = frozenset((State.STARTING, State.READY, State.BUSY, State.DEGRADED))
 LEAST_BAD = frozenset((Access.LAST, Access.CHOSEN))
 """Nodes that get calls when no other has room."""
+WELCOMING = frozenset(state for state, terms in TERMS.items() if terms.interactive is Access.YES)
+UNWELL = frozenset(state for state, terms in TERMS.items() if terms.interactive in LEAST_BAD)
+"""States by what they say to chat: yes, and least bad."""
 FAITHFUL = 8.0
 """A prompt that was read in part waits for its node up to so many times what was read, while others use the rest."""
 ASK_AGAIN_S = 0.25
 """A wait that nothing else ends, because a trial call is under way, is looked at again after this long."""
 
 
-class RelayCause(StrEnum):
-    """Why a call goes to the relay. Metric label."""
-
-    UNKNOWN_MODEL = "unknown_model"
-    CONTEXT = "context"
-    NODES_DOWN = "nodes_down"
-    DEGRADED = "degraded"
-    NO_ROOM = "no_room"
-    NODE_FAILED = "node_failed"
-    OWNER = "owner"
-
-
-class RefuseReason(StrEnum):
-    """Why a call is refused."""
-
-    UNKNOWN_MODEL = "unknown_model"
-    CONTEXT = "context"
-    NO_ROOM = "no_room"
-    NODES_DOWN = "nodes_down"
-    NODE_FAILED = "node_failed"
-    OWNER_GONE = "owner_gone"
-    DEADLINE = "deadline"
-
-
-class Run(msgspec.Struct, frozen=True):
-    """Send it to this node now. A batch call that is `firm` is not taken back."""
-
-    node: Node
-    firm: bool = False
-
-
-class TakeBack(msgspec.Struct, frozen=True):
-    """Take the room of these batch calls back, then send it to this node."""
-
-    node: Node
-    victims: tuple[Permit, ...]
-
-
-class Wait(msgspec.Struct, frozen=True):
-    """Ask again when something changes, or at `until`. `node` is the one whose chat is waited for, if that is why."""
-
-    reason: WaitReason
-    until: float | None = None
-    node: Node | None = None
-
-
-class Relay(msgspec.Struct, frozen=True):
-    """Send it to the relay now."""
-
-    cause: RelayCause
-
-
-class Refuse(msgspec.Struct, frozen=True):
-    """Nobody will answer it. `context` is the longest there is, in tokens."""
-
-    reason: RefuseReason
-    context: int | None = None
-
-
-Decision = Run | TakeBack | Wait | Relay | Refuse
-
-
-class Situation(msgspec.Struct, kw_only=True):
-    """What is known of one call beside the nodes.
-
-    `waited` and `patience` in seconds; `tried` names nodes that failed this call; `relay` says whether a relay is
-    mapped for it; `chat_waits` whether interactive calls for the same model wait for room; `others` whether batch
-    waits that was never taken back and has use for what room this call leaves; `turn` breaks ties; `past` is what
-    take-backs cost it so far; `packed` on how many nodes chat is placed, None to spread it over all.
-    """
-
-    waited: float = 0.0
-    patience: float = 2.0
-    tried: Collection[str] = ()
-    relay: bool = False
-    chat_waits: bool = False
-    others: bool = False
-    turn: int = 0
-    past: Past | None = None
-    packed: int | None = None
-    policy: Policy = Policy()
-
-
 def place(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Decision:
     """Decide what to do with a call. Total: every input has an answer."""
+    plain = call.workload is INTERACTIVE and situation.packed is None and call.bound_to is None and not situation.tried
+    return (at_once(call, nodes, now, situation) if plain else None) or weigh(call, nodes, now, situation)
+
+
+def at_once(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Run | TakeBack | None:
+    """What `weigh` says of a chat that may go to any node and is not packed, found in one pass over the nodes.
+
+    Those that are shaped for chat, well and usable, hold it and have room come before all others. None with no such
+    node: then there is more to weigh.
+    """
+    model, sequences = call.model, call.sequences
+    needed = call.context_tokens or call.prompt_tokens
+    most = call.prompt_tokens + call.output_tokens * sequences
+    fitting: list[Node] = []
+    for node in nodes:
+        if node.contexts.get(model, 0) <= needed or INTERACTIVE not in node.spec.pools:
+            continue
+        settled = node.state in WELCOMING and now >= node.refused_until and now >= node.back_at + RAMP_S
+        if not settled and (node.state in UNWELL or not node.usable(now)):
+            continue
+        budget = node.budget
+        capacity, limit = budget.tokens, budget.sequences
+        ample = (capacity is None or budget.taken_tokens + most <= capacity) and (
+            limit is None or budget.taken_sequences + sequences <= limit
+        )
+        if ample or budget.fits(node.room_for(call), INTERACTIVE):
+            fitting.append(node)
+    if not fitting or not sequences:
+        return None
+    return _run_chat(call, _best(fitting, situation.turn), now, situation.policy)
+
+
+def weigh(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Decision:
+    """The whole order of thought, for any call."""
     serving = [node for node in nodes if node.serves(call.model)]
     if call.bound_to is not None:
         serving = [node for node in serving if node.name == call.bound_to]
@@ -338,11 +288,11 @@ def _preferred(ready: Sequence[Node], inner: Collection[str], situation: Situati
     """The node that keeps what was read; then those without chat, least used; `inner`, full of it; the unwell last."""
     kept_at = situation.past.node if situation.past is not None else None
     count, turn = len(ready), situation.turn
-    comparable = all(node.budget.told for node in ready)
+    comparable = _comparable(ready)
 
     def rank(indexed: tuple[int, Node]) -> tuple[object, ...]:
         index, node = indexed
-        burden = _burden(node, comparable=comparable), node.budget.running(), (index - turn) % count
+        burden = _burden(node, comparable=comparable), node.budget.taken_sequences, (index - turn) % count
         bad = node.access(BATCH) in LEAST_BAD
         return bad, node.name != kept_at, node.name in inner, node.budget.chats > 0, *burden
 
@@ -370,13 +320,21 @@ def _best(nodes: Sequence[Node], turn: int) -> Node:
     count = len(nodes)
     if count == 1:
         return nodes[0]
-    comparable = all(node.budget.told for node in nodes)
+    comparable = _comparable(nodes)
     best, least = nodes[0], (math.inf, 0, 0)
     for index, node in enumerate(nodes):
-        burden = (_burden(node, comparable=comparable), node.budget.running(), (index - turn) % count)
+        burden = (_burden(node, comparable=comparable), node.budget.taken_sequences, (index - turn) % count)
         if burden < least:
             best, least = node, burden
     return best
+
+
+def _comparable(nodes: Sequence[Node]) -> bool:
+    for node in nodes:
+        budget = node.budget
+        if budget.tokens is None and budget.sequences is None:
+            return False
+    return True
 
 
 def _burden(node: Node, *, comparable: bool) -> float:

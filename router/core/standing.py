@@ -33,6 +33,8 @@ from router.core.states import (
     State,
 )
 
+GOOD, READY = Sign.GOOD, State.READY
+"""What almost every call says and finds, under names of their own: an enum's attribute is a slow look-up in 3.11."""
 LONG_AGO = -1e9
 STRETCH = 64.0
 """A first token that did not come in time is waited for twice as long the next time, up to so many times."""
@@ -128,9 +130,10 @@ class Standing:
 
     def observe(self, sign: Sign, now: float, cause: str) -> None:
         """Take in how one call went."""
+        if sign is GOOD:
+            self._good(now, cause)
+            return
         match sign:
-            case Sign.GOOD:
-                self._good(now, cause)
             case Sign.REFUSED:
                 self.failed_at = now
                 self.refused_until = now + self.refusal_s
@@ -233,12 +236,14 @@ class Standing:
     def _good(self, now: float, cause: str) -> None:
         self.faults = self.misses = self.refusals = 0
         self.hung = self.mute = False
-        self.heard_at = now
-        self.backoff_s = min(BACKOFF_S[0] * 2.0**self.flaps, BACKOFF_S[1])
+        self.heard_at = self.refused_until = now
         self.refusal_s = REFUSAL_S[0]
-        self.refused_until = now
-        self.stretch = max(1.0, self.stretch * 0.95)
+        if self.stretch > 1.0:
+            self.stretch = max(1.0, self.stretch * 0.95)
         self.answers += 1
+        if self.state is READY:
+            return  # it is where an answer leads, and its first back-off is set since it came
+        self.backoff_s = min(BACKOFF_S[0] * 2.0**self.flaps, BACKOFF_S[1])
         if self.state in ON_TRIAL:
             self.back_at, self.answers = now, 0
         self._move(Event.ANSWERED, now, cause)
