@@ -11,6 +11,7 @@ Rules:
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from types import TracebackType
@@ -87,7 +88,7 @@ class Permit(msgspec.Struct, eq=False):
         if self.spoke_at is None:
             self.spoke_at = now
             if self.budget is not None:
-                self.budget._read(self)
+                self.budget.read(self)
 
     def take(self) -> None:
         """Take it back: its room is free now, and whoever holds the block is told to leave."""
@@ -104,8 +105,8 @@ class Budget:
     `tokens` and `sequences` are capacities, None where the node does not tell. `reserve` is the share (0 to 1) of each
     that batch leaves to interactive calls; of a capacity of one sequence nothing can be kept. `taken_tokens` and
     `taken_sequences` are what permits and others hold of each. `chats` counts interactive permits, `reading` those of
-    them in prefill and `unread` their prompt tokens; `prefilling` counts permits of any workload in prefill and
-    `lengths` their prompt tokens by length class (a power of two). `batch` are the batch permits, oldest first.
+    them in prefill and `unread` their prompt tokens; `batch` are the batch permits, oldest first, and `batch_reading`
+    counts those in prefill. `lengths` are prompt tokens in prefill of any workload by length class (a power of two).
     """
 
     __slots__ = (
@@ -114,9 +115,9 @@ class Budget:
         "_foreign",
         "_permits",
         "batch",
+        "batch_reading",
         "chats",
         "lengths",
-        "prefilling",
         "reading",
         "reserve",
         "sequences",
@@ -132,8 +133,8 @@ class Budget:
         self.reserve = reserve
         self._foreign = NONE
         self.batch: dict[Permit, None] = {}
-        self.chats = self.reading = self.unread = self.prefilling = 0
-        self.lengths: dict[int, int] = {}
+        self.chats = self.reading = self.unread = self.batch_reading = 0
+        self.lengths: defaultdict[int, int] = defaultdict(int)
         self._permits: set[Permit] = set()
         self.taken_tokens = self.taken_sequences = 0
         self._batch_tokens = self._batch_sequences = 0
@@ -163,7 +164,7 @@ class Budget:
 
     def reads_since(self) -> float:
         """When the newest batch call in prefill began; infinity if none is."""
-        if self.prefilling == self.reading:
+        if not self.batch_reading:
             return math.inf
         return next((permit.began_at for permit in reversed(self.batch) if permit.spoke_at is None), math.inf)
 
@@ -199,20 +200,19 @@ class Budget:
     def hold(self, room: Room, workload: Workload, *, prompt_tokens: int = 0, now: float = 0.0) -> Permit:
         """Take room now, for the `with` block of the permit. The caller has asked `fits`."""
         room = self.clamp(room)
-        quiet = not (self.prefilling or self._foreign.sequences)
+        quiet = not (self.reading or self.batch_reading or self._foreign.sequences)
         permit = Permit(self, room, workload, prompt_tokens, now, quiet, self.chats)
         self._permits.add(permit)
         self.taken_tokens += room.tokens
         self.taken_sequences += room.sequences
-        self.prefilling += 1
-        length, lengths = prompt_tokens.bit_length(), self.lengths
-        lengths[length] = lengths.get(length, 0) + prompt_tokens
+        self.lengths[prompt_tokens.bit_length()] += prompt_tokens
         if workload is INTERACTIVE:
             self.chats += 1
             self.reading += 1
             self.unread += prompt_tokens
         else:
             self.batch[permit] = None
+            self.batch_reading += 1
             self._batch_tokens += room.tokens
             self._batch_sequences += room.sequences
         return permit
@@ -221,6 +221,11 @@ class Budget:
     def told(self) -> bool:
         """Whether any capacity is known."""
         return self.tokens is not None or self.sequences is not None
+
+    @property
+    def prefilling(self) -> int:
+        """Permits of any workload in prefill."""
+        return self.reading + self.batch_reading
 
     def running(self) -> int:
         """Sequences on the node, ours and others'."""
@@ -237,20 +242,37 @@ class Budget:
         by_sequences = self.taken_sequences / sequences if sequences else 0.0
         return by_tokens if by_tokens > by_sequences else by_sequences
 
+    def used_beside(self, tokens: int, sequences: int) -> float | None:
+        """The same, if a chat of so much room fits beside what there is; None if it does not, or not as a whole."""
+        used = 0.0
+        if self.tokens is not None:
+            taken = self.taken_tokens
+            if taken + tokens > self.tokens:
+                return None
+            used = taken / self.tokens if taken else 0.0
+        if self.sequences is not None:
+            taken = self.taken_sequences
+            if taken + sequences > self.sequences:
+                return None
+            if taken:
+                used = max(used, taken / self.sequences)
+        return used
+
     # What permits tell
 
-    def _read(self, permit: Permit) -> None:
-        """Its prompt is in prefill no longer."""
+    def read(self, permit: Permit) -> None:
+        """A permit that holds room is in prefill no longer."""
         tokens = permit.prompt_tokens
-        self.prefilling -= 1
         self.lengths[tokens.bit_length()] -= tokens
         if permit.workload is INTERACTIVE:
             self.reading -= 1
             self.unread -= tokens
+        else:
+            self.batch_reading -= 1
 
     def _remove(self, permit: Permit) -> None:
         if permit.spoke_at is None:
-            self._read(permit)
+            self.read(permit)
         room = permit.room
         self._permits.discard(permit)
         self.taken_tokens -= room.tokens

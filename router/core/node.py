@@ -106,12 +106,14 @@ class Node(Standing):
     """One server that can answer. Changed only by what is observed; `now` is seconds of any steady clock.
 
     `contexts` are the public models it serves, each with the longest prompt and answer together in tokens, UNTOLD where
-    that is unknown: what `spec` and the `facts` of the last look come to. `outruns_relay` is whether canaries show that
-    it answers sooner than the relay; False while that is not known.
+    that is unknown: what `spec` and the `facts` of the last look come to. `chat_contexts` are the same where its pools
+    are shaped for chat, none where they are not. `outruns_relay` is whether canaries show that it answers sooner than
+    the relay; False while that is not known.
     """
 
     __slots__ = (
         "bearing",
+        "chat_contexts",
         "contexts",
         "facts",
         "load",
@@ -138,6 +140,7 @@ class Node(Standing):
         self.takes_priority = True
         self.outruns_relay = False
         self.contexts: Mapping[str, int] = {}
+        self.chat_contexts: Mapping[str, int] = {}
         self._know()
 
     @property
@@ -199,7 +202,9 @@ class Node(Standing):
         """The first token of a call is here; of one that is not streamed the whole answer, which tells no pace."""
         if permit.spoke_at is not None or permit.taken:
             return
-        permit.spoke(now)
+        permit.spoke_at = now
+        if permit.budget is not None:
+            permit.budget.read(permit)
         if not streamed:
             return
         seconds = now - permit.began_at
@@ -306,7 +311,7 @@ class Node(Standing):
         for model in said.models or told.models:
             known = told.models.get(said.models.get(model, model))
             contexts[model] = most if known is None or known.context is None else min(most, known.context)
-        self.contexts = contexts
+        self.contexts, self.chat_contexts = contexts, contexts if INTERACTIVE in said.pools else {}
 
     def _meet(self, load: Load, held_before: int) -> None:
         """Work out what others run there.

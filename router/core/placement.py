@@ -8,8 +8,8 @@ left, patience, the relay, and the reason to refuse.
 What batch may do on a node that chat uses is said in `yielding`, how many nodes chat is packed on in `packing`.
 """
 
-import math
 from collections.abc import Collection, Iterator, Sequence
+from operator import itemgetter
 
 from router.core.call import BATCH, INTERACTIVE, Call
 from router.core.decision import Decision, Refuse, RefuseReason, Relay, RelayCause, Run, Situation, TakeBack, Wait
@@ -45,6 +45,10 @@ FAITHFUL = 8.0
 ASK_AGAIN_S = 0.25
 """A wait that nothing else ends, because a trial call is under way, is looked at again after this long."""
 
+Burdened = tuple[float, int, Node]
+"""A node with how used it is and how many sequences it runs."""
+BURDEN = itemgetter(0, 1)
+
 
 def place(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Decision:
     """Decide what to do with a call. Total: every input has an answer."""
@@ -60,24 +64,29 @@ def at_once(call: Call, nodes: Sequence[Node], now: float, situation: Situation)
     """
     model, sequences = call.model, call.sequences
     needed = call.context_tokens or call.prompt_tokens
-    most = call.prompt_tokens + call.output_tokens * sequences
-    fitting: list[Node] = []
+    tokens = call.prompt_tokens + call.output_tokens * sequences
+    fitting: list[Burdened] = []
+    untold = 0
     for node in nodes:
-        if node.contexts.get(model, 0) <= needed or INTERACTIVE not in node.spec.pools:
+        if node.chat_contexts.get(model, 0) <= needed:
             continue
         settled = node.state in WELCOMING and now >= node.refused_until and now >= node.back_at + RAMP_S
         if not settled and (node.state in UNWELL or not node.usable(now)):
             continue
         budget = node.budget
-        capacity, limit = budget.tokens, budget.sequences
-        ample = (capacity is None or budget.taken_tokens + most <= capacity) and (
-            limit is None or budget.taken_sequences + sequences <= limit
-        )
-        if ample or budget.fits(node.room_for(call), INTERACTIVE):
-            fitting.append(node)
-    if not fitting or not sequences:
+        used = budget.used_beside(tokens, sequences)
+        if used is None:
+            if not budget.fits(node.room_for(call), INTERACTIVE):
+                continue
+            used = budget.used()
+        elif budget.tokens is None and budget.sequences is None:
+            untold += 1
+        if node.faults or node.load.waiting:
+            used += _strain(node)
+        fitting.append((used, budget.taken_sequences, node))
+    if not fitting or not sequences or 0 < untold < len(fitting):
         return None
-    return _run_chat(call, _best(fitting, situation.turn), now, situation.policy)
+    return _run_chat(call, _least(fitting, situation.turn), now, situation.policy)
 
 
 def weigh(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Decision:
@@ -317,26 +326,23 @@ def _best(nodes: Sequence[Node], turn: int) -> Node:
 
     Shares are compared only where every node tells a capacity, else sequences: unknown is not empty.
     """
-    count = len(nodes)
-    if count == 1:
-        return nodes[0]
     comparable = _comparable(nodes)
-    best, least = nodes[0], (math.inf, 0, 0)
-    for index, node in enumerate(nodes):
-        burden = (_burden(node, comparable=comparable), node.budget.taken_sequences, (index - turn) % count)
-        if burden < least:
-            best, least = node, burden
-    return best
+    return _least([(_burden(node, comparable=comparable), node.budget.taken_sequences, node) for node in nodes], turn)
+
+
+def _least(burdened: list[Burdened], turn: int) -> Node:
+    """The one with the least burden, then the fewest sequences; of several, whose turn it is."""
+    first = turn % len(burdened)
+    return min(burdened[first:] + burdened[:first], key=BURDEN)[2]
 
 
 def _comparable(nodes: Sequence[Node]) -> bool:
-    for node in nodes:
-        budget = node.budget
-        if budget.tokens is None and budget.sequences is None:
-            return False
-    return True
+    return all(node.budget.told for node in nodes)
 
 
 def _burden(node: Node, *, comparable: bool) -> float:
-    used = node.budget.used() if comparable else 0.0
-    return used + 0.25 * node.faults + (1.0 if node.load.waiting else 0.0)
+    return (node.budget.used() if comparable else 0.0) + _strain(node)
+
+
+def _strain(node: Node) -> float:
+    return 0.25 * node.faults + (1.0 if node.load.waiting else 0.0)

@@ -130,9 +130,21 @@ class Standing:
 
     def observe(self, sign: Sign, now: float, cause: str) -> None:
         """Take in how one call went."""
-        if sign is GOOD:
-            self._good(now, cause)
+        if sign is not GOOD:
+            self._against(sign, now, cause)
             return
+        self.faults = self.misses = self.refusals = 0
+        self.hung = self.mute = False
+        self.heard_at = self.refused_until = now
+        self.refusal_s = REFUSAL_S[0]
+        if self.stretch > 1.0:
+            self.stretch = max(1.0, self.stretch * 0.95)
+        self.answers += 1
+        if self.state is not READY:  # there an answer leads nowhere, and the first back-off was set on the way
+            self._came_back(now, cause)
+
+    def _against(self, sign: Sign, now: float, cause: str) -> None:
+        """One call did not go well."""
         match sign:
             case Sign.REFUSED:
                 self.failed_at = now
@@ -150,7 +162,7 @@ class Standing:
                 gone_quiet = silent and self.unseen > 0
                 if self.faults >= FAULTS_TO_DOWN or gone_quiet or self.state in ON_TRIAL:
                     self._fail(now, cause)
-            case Sign.NEITHER:
+            case _:
                 pass
 
     def _overlooked(self, now: float, cause: str, silence_s: float, *, refused: bool) -> None:
@@ -233,16 +245,8 @@ class Standing:
         self.retry_at = now + self.backoff_s * self.jitter()
         self._move(Event.LOST, now, cause)
 
-    def _good(self, now: float, cause: str) -> None:
-        self.faults = self.misses = self.refusals = 0
-        self.hung = self.mute = False
-        self.heard_at = self.refused_until = now
-        self.refusal_s = REFUSAL_S[0]
-        if self.stretch > 1.0:
-            self.stretch = max(1.0, self.stretch * 0.95)
-        self.answers += 1
-        if self.state is READY:
-            return  # it is where an answer leads, and its first back-off is set since it came
+    def _came_back(self, now: float, cause: str) -> None:
+        """A call was answered in another state than READY."""
         self.backoff_s = min(BACKOFF_S[0] * 2.0**self.flaps, BACKOFF_S[1])
         if self.state in ON_TRIAL:
             self.back_at, self.answers = now, 0

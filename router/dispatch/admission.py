@@ -113,6 +113,8 @@ class Admission:
         if not queue.waiters or situation.returned or not self._behind(call):
             now = self._clock()
             decision = self._decide(call, situation, asked_at, now)
+            if isinstance(decision, Run):
+                return self._run(call, situation.past, decision.node, now, firm=decision.firm)
             if not isinstance(decision, Wait):
                 return self._settle(call, situation, decision, now)
             wait = decision
