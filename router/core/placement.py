@@ -52,8 +52,11 @@ BURDEN = itemgetter(0, 1)
 
 def place(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Decision:
     """Decide what to do with a call. Total: every input has an answer."""
-    plain = call.workload is INTERACTIVE and situation.packed is None and call.bound_to is None and not situation.tried
-    return (at_once(call, nodes, now, situation) if plain else None) or weigh(call, nodes, now, situation)
+    if call.workload is INTERACTIVE and situation.packed is None and call.bound_to is None and not situation.tried:
+        found = at_once(call, nodes, now, situation)
+        if found is not None:
+            return found
+    return weigh(call, nodes, now, situation)
 
 
 def at_once(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Run | TakeBack | None:
@@ -70,8 +73,9 @@ def at_once(call: Call, nodes: Sequence[Node], now: float, situation: Situation)
     for node in nodes:
         if node.chat_contexts.get(model, 0) <= needed:
             continue
-        settled = node.state in WELCOMING and now >= node.refused_until and now >= node.back_at + RAMP_S
-        if not settled and (node.state in UNWELL or not node.usable(now)):
+        state = node.state
+        asks = state not in WELCOMING or now < node.refused_until or now < node.back_at + RAMP_S
+        if asks and (state in UNWELL or not node.usable(now)):
             continue
         budget = node.budget
         used = budget.used_beside(tokens, sequences)
@@ -84,7 +88,7 @@ def at_once(call: Call, nodes: Sequence[Node], now: float, situation: Situation)
         if node.faults or node.load.waiting:
             used += _strain(node)
         fitting.append((used, budget.taken_sequences, node))
-    if not fitting or not sequences or 0 < untold < len(fitting):
+    if not fitting or not sequences or (untold and untold < len(fitting)):
         return None
     return _run_chat(call, _least(fitting, situation.turn), now, situation.policy)
 
