@@ -8,6 +8,7 @@ left, patience, the relay, and the reason to refuse.
 What batch may do on a node that chat uses is said in `yielding`, how many nodes chat is packed on in `packing`.
 """
 
+import math
 from collections.abc import Collection, Iterator, Sequence
 from operator import itemgetter
 
@@ -187,7 +188,8 @@ def packing_order(nodes: Sequence[Node]) -> list[Node]:
 
     def key(node: Node) -> tuple[bool, bool, bool, float]:
         budget = node.budget
-        return BATCH in node.spec.pools, not budget.chats, bool(budget.batch), -budget.reads_since()
+        since = budget.reads_since() if budget.batch_reading else math.inf
+        return BATCH in node.spec.pools, not budget.chats, bool(budget.batch), -since
 
     return sorted(nodes, key=key)
 
