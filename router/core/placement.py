@@ -3,7 +3,9 @@
 `place` takes what is known and returns what to do. It has no clock, does no I/O and changes nothing. Order of thought:
 which nodes serve the model, which of them hold the prompt, which are shaped for the workload (chat takes others when
 none of those is usable), which are usable, which have room, or would have it if batch were taken back; then, with none
-left, patience, the relay, and the reason to refuse.
+left, patience, the relay, and the reason to refuse. Most chats need no more than `at_once` asks.
+
+What may be decided is in `decision`.
 
 What batch may do on a node that chat uses is said in `yielding`, how many nodes chat is packed on in `packing`.
 """
