@@ -11,6 +11,7 @@ Rules:
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from types import TracebackType
@@ -38,63 +39,42 @@ class Phase(StrEnum):
     DECODE = "decode"
 
 
-class Permit:
-    """The right to hold room on one node for the length of a `with` block.
+class Permit(msgspec.Struct, eq=False):
+    """The right to hold room on one node for the length of a `with` block; `Budget.hold` makes it.
 
     `prompt_tokens` is what is read before the first token; `began_at` and `spoke_at` (the first token, None before
-    it) are seconds of the node's clock. `call` is what runs. A `firm` permit is not taken back before `firm_until`.
-    `left` is called, once, when it is. `past` is what earlier take-backs cost the call; `quiet` says that nothing
-    else was read when it began, `chats` how many interactive calls ran, `took` that batch was taken back for it,
-    `stalled_s` how long batch was read beside it, `reads_s` how long reading it was to take when it began beside chats.
+    it) are seconds of the node's clock. `budget` is None once the room is given back. `quiet` says that nothing else
+    was read when it began, `chats` how many interactive calls ran. `call` is what runs, `past` what earlier take-backs
+    cost it. A `firm` permit is not taken back before `firm_until`; `taken` says that it was, and `left` is called,
+    once, when it is. `took` says that batch was taken back for it, `stalled_s` how long batch was read beside it,
+    `reads_s` how long reading it was to take when it began beside chats.
     """
 
-    __slots__ = (
-        "_budget",
-        "began_at",
-        "call",
-        "chats",
-        "firm",
-        "firm_until",
-        "left",
-        "past",
-        "prompt_tokens",
-        "quiet",
-        "reads_s",
-        "room",
-        "spoke_at",
-        "stalled_s",
-        "taken",
-        "took",
-        "workload",
-    )
-
-    def __init__(
-        self, budget: "Budget", room: Room, workload: Workload, prompt_tokens: int = 0, now: float = 0.0
-    ) -> None:
-        self._budget: Budget | None = budget
-        self.room = room
-        self.workload = workload
-        self.prompt_tokens = prompt_tokens
-        self.began_at = now
-        self.spoke_at: float | None = None
-        self.past: Past | None = None
-        self.call: Call | None = None
-        self.stalled_s = self.reads_s = 0.0
-        self.firm = False
-        self.firm_until = math.inf
-        self.taken = False
-        self.took = False
-        self.left: Callable[[], None] | None = None
-        self.quiet = not (budget.prefilling or budget.foreign.sequences)
-        self.chats = budget.chats
-        budget._add(self)
+    budget: "Budget | None"
+    room: Room
+    workload: Workload
+    prompt_tokens: int
+    began_at: float
+    quiet: bool
+    chats: int
+    spoke_at: float | None = None
+    call: Call | None = None
+    past: Past | None = None
+    firm: bool = False
+    firm_until: float = math.inf
+    taken: bool = False
+    took: bool = False
+    left: Callable[[], None] | None = None
+    stalled_s: float = 0.0
+    reads_s: float = 0.0
 
     def __enter__(self) -> "Permit":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        budget, self._budget = self._budget, None
+        budget = self.budget
         if budget is not None:
+            self.budget = None
             budget._remove(self)
         self.left = None
 
@@ -107,8 +87,8 @@ class Permit:
         """Its first token is here; later ones change nothing."""
         if self.spoke_at is None:
             self.spoke_at = now
-            if self._budget is not None:
-                self._budget._spoke(self)
+            if self.budget is not None:
+                self.budget.read(self)
 
     def take(self) -> None:
         """Take it back: its room is free now, and whoever holds the block is told to leave."""
@@ -123,24 +103,26 @@ class Budget:
     """Room of one node.
 
     `tokens` and `sequences` are capacities, None where the node does not tell. `reserve` is the share (0 to 1) of each
-    that batch leaves to interactive calls; of a capacity of one sequence nothing can be kept. `chats` counts
-    interactive permits, `reading` those of them in prefill and `unread` their prompt tokens; `prefilling` counts
-    permits of any workload in prefill and `lengths` their prompt tokens by length class (a power of two). `batch` are
-    the batch permits, oldest first.
+    that batch leaves to interactive calls; of a capacity of one sequence nothing can be kept. `taken_tokens` and
+    `taken_sequences` are what permits and others hold of each. `chats` counts interactive permits, `reading` those of
+    them in prefill and `unread` their prompt tokens; `batch` are the batch permits, oldest first, and `batch_reading`
+    counts those in prefill. `lengths` are prompt tokens in prefill of any workload by length class (a power of two).
     """
 
     __slots__ = (
-        "_all",
-        "_held",
+        "_batch_sequences",
+        "_batch_tokens",
+        "_foreign",
         "_permits",
         "batch",
+        "batch_reading",
         "chats",
-        "foreign",
         "lengths",
-        "prefilling",
         "reading",
         "reserve",
         "sequences",
+        "taken_sequences",
+        "taken_tokens",
         "tokens",
         "unread",
     )
@@ -149,24 +131,40 @@ class Budget:
         self.tokens = tokens
         self.sequences = sequences
         self.reserve = reserve
-        self.foreign = Room(0, 0)
+        self._foreign = NONE
         self.batch: dict[Permit, None] = {}
-        self.chats = self.reading = self.unread = self.prefilling = 0
-        self.lengths: dict[int, int] = {}
+        self.chats = self.reading = self.unread = self.batch_reading = 0
+        self.lengths: defaultdict[int, int] = defaultdict(int)
         self._permits: set[Permit] = set()
-        self._held = {workload: [0, 0] for workload in Workload}
-        self._all = [0, 0]
+        self.taken_tokens = self.taken_sequences = 0
+        self._batch_tokens = self._batch_sequences = 0
 
     def __iter__(self) -> Iterator[Permit]:
         return iter(self._permits)
 
+    @property
+    def foreign(self) -> Room:
+        """What others hold."""
+        return self._foreign
+
+    @foreign.setter
+    def foreign(self, room: Room) -> None:
+        before, self._foreign = self._foreign, room
+        self.taken_tokens += room.tokens - before.tokens
+        self.taken_sequences += room.sequences - before.sequences
+
     def held(self, workload: Workload | None = None) -> Room:
         """Room held by permits, of one workload or of all."""
-        return Room(*(self._all if workload is None else self._held[workload]))
+        if workload is BATCH:
+            return Room(self._batch_tokens, self._batch_sequences)
+        tokens, sequences = self.taken_tokens - self._foreign.tokens, self.taken_sequences - self._foreign.sequences
+        if workload is INTERACTIVE:
+            return Room(tokens - self._batch_tokens, sequences - self._batch_sequences)
+        return Room(tokens, sequences)
 
     def reads_since(self) -> float:
         """When the newest batch call in prefill began; infinity if none is."""
-        if self.prefilling == self.reading:
+        if not self.batch_reading:
             return math.inf
         return next((permit.began_at for permit in reversed(self.batch) if permit.spoke_at is None), math.inf)
 
@@ -187,27 +185,51 @@ class Budget:
     def fits(self, room: Room, workload: Workload, without: Room = NONE) -> bool:
         """Whether a call of that room may start now, or once the room `without` of batch is free."""
         room = self.clamp(room)
-        tokens, sequences = self._all
-        foreign, batch = self.foreign, self._held[BATCH]
         reserve = self.reserve if workload is BATCH else 0.0
-        tokens += foreign.tokens - without.tokens
-        sequences += foreign.sequences - without.sequences
-        return (self.tokens is None or _fits(room.tokens, tokens, batch[0], self.tokens, reserve)) and (
-            self.sequences is None or _fits(room.sequences, sequences, batch[1], self.sequences, reserve)
+        tokens, sequences = self.tokens, self.sequences
+        return (
+            tokens is None
+            or _fits(room.tokens, self.taken_tokens - without.tokens, self._batch_tokens, tokens, reserve)
+        ) and (
+            sequences is None
+            or _fits(
+                room.sequences, self.taken_sequences - without.sequences, self._batch_sequences, sequences, reserve
+            )
         )
 
     def hold(self, room: Room, workload: Workload, *, prompt_tokens: int = 0, now: float = 0.0) -> Permit:
         """Take room now, for the `with` block of the permit. The caller has asked `fits`."""
-        return Permit(self, self.clamp(room), workload, prompt_tokens, now)
+        room = self.clamp(room)
+        quiet = not (self.reading or self.batch_reading or self._foreign.sequences)
+        permit = Permit(self, room, workload, prompt_tokens, now, quiet, self.chats)
+        self._permits.add(permit)
+        self.taken_tokens += room.tokens
+        self.taken_sequences += room.sequences
+        self.lengths[prompt_tokens.bit_length()] += prompt_tokens
+        if workload is INTERACTIVE:
+            self.chats += 1
+            self.reading += 1
+            self.unread += prompt_tokens
+        else:
+            self.batch[permit] = None
+            self.batch_reading += 1
+            self._batch_tokens += room.tokens
+            self._batch_sequences += room.sequences
+        return permit
 
     @property
     def told(self) -> bool:
         """Whether any capacity is known."""
         return self.tokens is not None or self.sequences is not None
 
+    @property
+    def prefilling(self) -> int:
+        """Permits of any workload in prefill."""
+        return self.reading + self.batch_reading
+
     def running(self) -> int:
         """Sequences on the node, ours and others'."""
-        return self._all[1] + self.foreign.sequences
+        return self.taken_sequences
 
     def holds(self, permit: Permit | None) -> bool:
         """Whether that permit's block still lasts."""
@@ -215,51 +237,52 @@ class Budget:
 
     def used(self) -> float:
         """The fullest of the known capacities, 0 when empty; above 1 when foreign calls crowd the node."""
-        tokens, sequences = self._all
-        share = (tokens + self.foreign.tokens) / self.tokens if self.tokens else 0.0
-        return max(share, (sequences + self.foreign.sequences) / self.sequences) if self.sequences else share
+        tokens, sequences = self.tokens, self.sequences
+        by_tokens = self.taken_tokens / tokens if tokens else 0.0
+        by_sequences = self.taken_sequences / sequences if sequences else 0.0
+        return by_tokens if by_tokens > by_sequences else by_sequences
+
+    def used_beside(self, tokens: int, sequences: int) -> float | None:
+        """The same, if a chat of so much room fits beside what there is; None if it does not, or not as a whole."""
+        used = 0.0
+        if self.tokens is not None:
+            taken = self.taken_tokens
+            if taken + tokens > self.tokens:
+                return None
+            used = taken / self.tokens if taken else 0.0
+        if self.sequences is not None:
+            taken = self.taken_sequences
+            if taken + sequences > self.sequences:
+                return None
+            if taken:
+                used = max(used, taken / self.sequences)
+        return used
 
     # What permits tell
 
-    def _add(self, permit: Permit) -> None:
-        tokens, lengths = permit.prompt_tokens, self.lengths
-        length = tokens.bit_length()
-        self._permits.add(permit)
-        self.prefilling += 1
-        lengths[length] = lengths.get(length, 0) + tokens
+    def read(self, permit: Permit) -> None:
+        """A permit that holds room is in prefill no longer."""
+        tokens = permit.prompt_tokens
+        self.lengths[tokens.bit_length()] -= tokens
         if permit.workload is INTERACTIVE:
-            self.chats += 1
-            self.reading += 1
-            self.unread += tokens
+            self.reading -= 1
+            self.unread -= tokens
         else:
-            self.batch[permit] = None
-        self._count(permit, +1)
+            self.batch_reading -= 1
 
     def _remove(self, permit: Permit) -> None:
-        self._permits.discard(permit)
         if permit.spoke_at is None:
-            self._spoke(permit)
+            self.read(permit)
+        room = permit.room
+        self._permits.discard(permit)
+        self.taken_tokens -= room.tokens
+        self.taken_sequences -= room.sequences
         if permit.workload is INTERACTIVE:
             self.chats -= 1
         else:
             del self.batch[permit]
-        self._count(permit, -1)
-
-    def _spoke(self, permit: Permit) -> None:
-        self.prefilling -= 1
-        self.lengths[permit.prompt_tokens.bit_length()] -= permit.prompt_tokens
-        if permit.workload is INTERACTIVE:
-            self.reading -= 1
-            self.unread -= permit.prompt_tokens
-
-    def _count(self, permit: Permit, sign: int) -> None:
-        room = permit.room
-        tokens, sequences = sign * room.tokens, sign * room.sequences
-        held, everything = self._held[permit.workload], self._all
-        held[0] += tokens
-        held[1] += sequences
-        everything[0] += tokens
-        everything[1] += sequences
+            self._batch_tokens -= room.tokens
+            self._batch_sequences -= room.sequences
 
 
 def kept_back(capacity: int, reserve: float) -> int:

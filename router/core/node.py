@@ -3,6 +3,7 @@
 The states are tables in `states`; what moves them is in `standing`.
 """
 
+import sys
 from collections.abc import Mapping
 
 import msgspec
@@ -46,6 +47,9 @@ __all__ = [
 
 EXPECTED = 5.0
 """A first token is waited for this many times as long as the slowest ones of its length took."""
+
+UNTOLD = sys.maxsize
+"""The context of a model nobody tells one of: any prompt is shorter."""
 
 FEW = 4
 """An answer beside fewer chats than this shows the usual time between two tokens."""
@@ -101,11 +105,16 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 class Node(Standing):
     """One server that can answer. Changed only by what is observed; `now` is seconds of any steady clock.
 
-    `outruns_relay` is whether canaries show that it answers sooner than the relay; False while that is not known.
+    `contexts` are the public models it serves, each with the longest prompt and answer together in tokens, UNTOLD where
+    that is unknown: what `spec` and the `facts` of the last look come to. `chat_contexts` are the same where its pools
+    are shaped for chat, none where they are not. `outruns_relay` is whether canaries show that it answers sooner than
+    the relay; False while that is not known.
     """
 
     __slots__ = (
         "bearing",
+        "chat_contexts",
+        "contexts",
         "facts",
         "load",
         "outruns_relay",
@@ -130,6 +139,9 @@ class Node(Standing):
         self.trickle_s, self.trickle_at = 0.0, LONG_AGO
         self.takes_priority = True
         self.outruns_relay = False
+        self.contexts: Mapping[str, int] = {}
+        self.chat_contexts: Mapping[str, int] = {}
+        self._know()
 
     @property
     def name(self) -> str:
@@ -144,7 +156,7 @@ class Node(Standing):
 
     def serves(self, model: str) -> bool:
         """Whether it answers for that public model name."""
-        return model in self.spec.models if self.spec.models else model in self.facts.models
+        return model in self.contexts
 
     def own_name(self, model: str) -> str:
         """The name the node itself knows a public model by."""
@@ -152,25 +164,19 @@ class Node(Standing):
 
     def models(self) -> list[str]:
         """Public names of what it serves."""
-        return list(self.spec.models or self.facts.models)
+        return list(self.contexts)
 
     def context(self, model: str) -> int | None:
-        """Longest prompt and answer together, in tokens, or None if unknown."""
-        known = self.facts.models.get(self.spec.models.get(model, model))
-        told = known.context if known is not None else None
-        said = self.spec.context
-        if told is None or said is None:
-            return told if said is None else said
-        return told if told < said else said
+        """Longest prompt and answer together, in tokens, of a model it serves, or None if unknown."""
+        context = self.contexts.get(model, UNTOLD)
+        return None if context == UNTOLD else context
 
     def room_for(self, call: Call) -> Room:
         """Prompt and expected output of every sequence, the output capped by what the context leaves."""
-        context = self.context(call.model)
         output = call.output_tokens
-        if context is not None:
-            left = context - (call.context_tokens or call.prompt_tokens)
-            if output > left:
-                output = max(0, left)
+        left = self.contexts.get(call.model, UNTOLD) - (call.context_tokens or call.prompt_tokens)
+        if output > left:
+            output = max(0, left)
         return Room(call.prompt_tokens + output * call.sequences, call.sequences)
 
     def left_s(self, call: Call, past: Past | None) -> float | None:
@@ -179,23 +185,26 @@ class Node(Standing):
 
     def hold(self, call: Call, now: float, past: Past | None = None) -> Permit:
         """Take room for a call, for the `with` block of the permit."""
-        permit = self.budget.hold(self.room_for(call), call.workload, prompt_tokens=call.prompt_tokens, now=now)
+        budget, workload = self.budget, call.workload
+        permit = budget.hold(self.room_for(call), workload, prompt_tokens=call.prompt_tokens, now=now)
         permit.past, permit.call = past, call
-        if call.workload is BATCH and self.budget.chats:
+        if workload is INTERACTIVE:
+            self.pace.chat_came(now)
+        elif budget.chats:
             permit.reads_s = self.left_s(call, past) or 0.0
-            for chat in self.budget.chatting():
+            for chat in budget.chatting():
                 chat.stalled_s += permit.reads_s
         if past is not None:
             past.moves(self.name, self.pace.known_s(call.prompt_tokens))
-        if call.workload is INTERACTIVE:
-            self.pace.chat_came(now)
         return permit
 
     def spoke(self, permit: Permit, now: float, *, streamed: bool) -> None:
         """The first token of a call is here; of one that is not streamed the whole answer, which tells no pace."""
         if permit.spoke_at is not None or permit.taken:
             return
-        permit.spoke(now)
+        permit.spoke_at = now
+        if permit.budget is not None:
+            permit.budget.read(permit)
         if not streamed:
             return
         seconds = now - permit.began_at
@@ -257,7 +266,7 @@ class Node(Standing):
         """Take in what the operator says now. What was learnt stays, and so does who holds room."""
         self.spec = spec
         self.budget.reserve = reserve
-        self._size()
+        self._know()
 
     def silence_s(self) -> float | None:
         """How long its first tokens may take at most with all that is read there now; None where that is not known.
@@ -279,7 +288,7 @@ class Node(Standing):
         before = self.load
         self.facts = facts
         self.load = load
-        self._size()
+        self._know()
         self._meet(load, held)
         if self._stuck(before, load, now):
             self._stalled(now, f"no token for {STALLED_S:g} s while calls run")
@@ -292,10 +301,17 @@ class Node(Standing):
         self.progress_at = None
         self._overlooked(now, cause, max(QUIET_S, self.silence_s() or 0.0), refused=refused)
 
-    def _size(self) -> None:
+    def _know(self) -> None:
+        """What was said and what was told come to: room, and what is served with which context."""
         said, told = self.spec, self.facts
         self.budget.tokens = said.tokens if said.tokens is not None else told.tokens
         self.budget.sequences = said.sequences if said.sequences is not None else told.sequences
+        most = UNTOLD if said.context is None else said.context
+        contexts = {}
+        for model in said.models or told.models:
+            known = told.models.get(said.models.get(model, model))
+            contexts[model] = most if known is None or known.context is None else min(most, known.context)
+        self.contexts, self.chat_contexts = contexts, contexts if INTERACTIVE in said.pools else {}
 
     def _meet(self, load: Load, held_before: int) -> None:
         """Work out what others run there.

@@ -66,7 +66,13 @@ class Past:
 
 
 class Pace:
-    """What one node has shown. Times in seconds."""
+    """What one node has shown. Times in seconds.
+
+    `unloaded_s` is the first token of an interactive call that has the node to itself. `residue_s` is what a take-back
+    leaves of the engine's step, at most; 0 until one was seen. `gap_s` is between two tokens of an interactive call
+    with little beside it. `stall_s` is what may be read beside an answer: a short one, a quartile, is then not
+    stretched to more than GAP times. They are worked out with each sample: they are asked for far more often.
+    """
 
     __slots__ = (
         "_answers",
@@ -77,8 +83,13 @@ class Pace:
         "_residue",
         "_slowest",
         "_unloaded",
+        "_usual_p95_s",
         "_worst",
         "arrived_at",
+        "gap_s",
+        "residue_s",
+        "stall_s",
+        "unloaded_s",
     )
 
     def __init__(self) -> None:
@@ -92,29 +103,13 @@ class Pace:
         self._kept: float | None = None
         self._mean_arrival: float | None = None
         self.arrived_at = LONG_AGO
+        self.residue_s = 0.0
+        self.unloaded_s: float | None = None
+        self.gap_s: float | None = None
+        self.stall_s: float | None = None
+        self._usual_p95_s: float | None = None
 
     # What is known
-
-    @property
-    def unloaded_s(self) -> float | None:
-        """First token of an interactive call that has the node to itself."""
-        return _believed(self._unloaded, 0.5)
-
-    @property
-    def residue_s(self) -> float:
-        """What a take-back leaves of the engine's step, at most; 0 until one was seen."""
-        return _believed(self._residue, 0.9) or 0.0
-
-    @property
-    def gap_s(self) -> float | None:
-        """Between two tokens of an interactive call with little beside it."""
-        return _believed(self._gaps, 0.25)
-
-    @property
-    def stall_s(self) -> float | None:
-        """What may be read beside an answer: a short one, a quartile, is then not stretched to more than GAP times."""
-        gap_s, tokens = self.gap_s, _believed(self._answers, 0.25)
-        return None if gap_s is None or tokens is None else (GAP - 1.0) * gap_s * tokens
 
     @property
     def kept(self) -> float | None:
@@ -168,7 +163,7 @@ class Pace:
         """
         if stated is not None:
             return stated
-        unloaded, usual_p95 = self.unloaded_s, _believed(self._unloaded, 0.95)
+        unloaded, usual_p95 = self.unloaded_s, self._usual_p95_s
         if unloaded is None or usual_p95 is None:
             return None
         return max(OBJECTIVE * usual_p95, unloaded + self.residue_s)
@@ -183,8 +178,9 @@ class Pace:
 
     def chat_came(self, now: float) -> None:
         """An interactive call was sent to the node."""
-        if self.arrived_at > LONG_AGO:
-            self._mean_arrival = _mixed(self._mean_arrival, now - self.arrived_at, ARRIVALS_WEIGHT)
+        before = self.arrived_at
+        if before > LONG_AGO:
+            self._mean_arrival = _mixed(self._mean_arrival, now - before, ARRIVALS_WEIGHT)
         self.arrived_at = now
 
     def read_quietly(self, prompt_tokens: int, seconds: float, *, chat: bool) -> None:
@@ -192,24 +188,35 @@ class Pace:
         if prompt_tokens > 0:
             length = prompt_tokens.bit_length()
             self._by_length[length] = _mixed(self._by_length.get(length), seconds / prompt_tokens, WEIGHT)
-            self._slowest.setdefault(length, Recent(128)).add(seconds / prompt_tokens)
+            if length not in self._slowest:
+                self._slowest[length] = Recent(128)
+            self._slowest[length].add(seconds / prompt_tokens)
             self._worst.clear()
         if chat:
             self._unloaded.add(seconds)
+            self.unloaded_s, self._usual_p95_s = _believed(self._unloaded, 0.5), _believed(self._unloaded, 0.95)
 
     def took(self, prompt_tokens: int, seconds: float) -> None:
         """An interactive call that took batch back had its first token after so long."""
         alone = self.prefill_s(prompt_tokens)
         self._residue.add(max(0.0, seconds - alone) if alone is not None else seconds)
+        self.residue_s = _believed(self._residue, 0.9) or 0.0
 
     def answered(self, tokens: int) -> None:
         """An interactive call ended well, so many tokens long."""
         self._answers.add(tokens)
+        self._bear()
 
     def wrote(self, tokens: int, seconds: float) -> None:
         """An interactive call wrote so many tokens after its first in so long."""
         if tokens > 0:
             self._gaps.add(seconds / tokens)
+            self.gap_s = _believed(self._gaps, 0.25)
+            self._bear()
+
+    def _bear(self) -> None:
+        tokens = _believed(self._answers, 0.25)
+        self.stall_s = None if self.gap_s is None or tokens is None else (GAP - 1.0) * self.gap_s * tokens
 
     def resumed(self, prompt_tokens: int, seconds: float, past: Past, *, keeps: bool = True) -> None:
         """A prompt that was taken back before is read: how much of it had been kept?

@@ -3,22 +3,21 @@
 `place` takes what is known and returns what to do. It has no clock, does no I/O and changes nothing. Order of thought:
 which nodes serve the model, which of them hold the prompt, which are shaped for the workload (chat takes others when
 none of those is usable), which are usable, which have room, or would have it if batch were taken back; then, with none
-left, patience, the relay, and the reason to refuse.
+left, patience, the relay, and the reason to refuse. Most chats need no more than `at_once` asks.
+
+What may be decided is in `decision`.
 
 What batch may do on a node that chat uses is said in `yielding`, how many nodes chat is packed on in `packing`.
 """
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from enum import StrEnum
+from operator import itemgetter
 
-import msgspec
-
-from router.core.budget import Permit
 from router.core.call import BATCH, INTERACTIVE, Call
+from router.core.decision import Decision, Refuse, RefuseReason, Relay, RelayCause, Run, Situation, TakeBack, Wait
 from router.core.node import PANIC_S, Node, State
-from router.core.pace import Past
-from router.core.states import Access
+from router.core.states import RAMP_S, TERMS, Access
 from router.core.yielding import FOR_CHAT, Around, Begin, Mode, Policy, WaitReason, begin, victims
 
 __all__ = [
@@ -41,97 +40,64 @@ UNTOLD_BATCH_SEQUENCES = 4
 UP_OR_STARTING = frozenset((State.STARTING, State.READY, State.BUSY, State.DEGRADED))
 LEAST_BAD = frozenset((Access.LAST, Access.CHOSEN))
 """Nodes that get calls when no other has room."""
+WELCOMING = frozenset(state for state, terms in TERMS.items() if terms.interactive is Access.YES)
+UNWELL = frozenset(state for state, terms in TERMS.items() if terms.interactive in LEAST_BAD)
+"""States by what they say to chat: yes, and least bad."""
 FAITHFUL = 8.0
 """A prompt that was read in part waits for its node up to so many times what was read, while others use the rest."""
 ASK_AGAIN_S = 0.25
 """A wait that nothing else ends, because a trial call is under way, is looked at again after this long."""
 
-
-class RelayCause(StrEnum):
-    """Why a call goes to the relay. Metric label."""
-
-    UNKNOWN_MODEL = "unknown_model"
-    CONTEXT = "context"
-    NODES_DOWN = "nodes_down"
-    DEGRADED = "degraded"
-    NO_ROOM = "no_room"
-    NODE_FAILED = "node_failed"
-    OWNER = "owner"
-
-
-class RefuseReason(StrEnum):
-    """Why a call is refused."""
-
-    UNKNOWN_MODEL = "unknown_model"
-    CONTEXT = "context"
-    NO_ROOM = "no_room"
-    NODES_DOWN = "nodes_down"
-    NODE_FAILED = "node_failed"
-    OWNER_GONE = "owner_gone"
-    DEADLINE = "deadline"
-
-
-class Run(msgspec.Struct, frozen=True):
-    """Send it to this node now. A batch call that is `firm` is not taken back."""
-
-    node: Node
-    firm: bool = False
-
-
-class TakeBack(msgspec.Struct, frozen=True):
-    """Take the room of these batch calls back, then send it to this node."""
-
-    node: Node
-    victims: tuple[Permit, ...]
-
-
-class Wait(msgspec.Struct, frozen=True):
-    """Ask again when something changes, or at `until`. `node` is the one whose chat is waited for, if that is why."""
-
-    reason: WaitReason
-    until: float | None = None
-    node: Node | None = None
-
-
-class Relay(msgspec.Struct, frozen=True):
-    """Send it to the relay now."""
-
-    cause: RelayCause
-
-
-class Refuse(msgspec.Struct, frozen=True):
-    """Nobody will answer it. `context` is the longest there is, in tokens."""
-
-    reason: RefuseReason
-    context: int | None = None
-
-
-Decision = Run | TakeBack | Wait | Relay | Refuse
-
-
-class Situation(msgspec.Struct, kw_only=True):
-    """What is known of one call beside the nodes.
-
-    `waited` and `patience` in seconds; `tried` names nodes that failed this call; `relay` says whether a relay is
-    mapped for it; `chat_waits` whether interactive calls for the same model wait for room; `others` whether batch
-    waits that was never taken back and has use for what room this call leaves; `turn` breaks ties; `past` is what
-    take-backs cost it so far; `packed` on how many nodes chat is placed, None to spread it over all.
-    """
-
-    waited: float = 0.0
-    patience: float = 2.0
-    tried: Collection[str] = ()
-    relay: bool = False
-    chat_waits: bool = False
-    others: bool = False
-    turn: int = 0
-    past: Past | None = None
-    packed: int | None = None
-    policy: Policy = Policy()
+Burdened = tuple[float, int, Node]
+"""A node with how used it is and how many sequences it runs."""
+BURDEN = itemgetter(0, 1)
 
 
 def place(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Decision:
     """Decide what to do with a call. Total: every input has an answer."""
+    if call.workload is INTERACTIVE and situation.packed is None and call.bound_to is None and not situation.tried:
+        found = at_once(call, nodes, now, situation)
+        if found is not None:
+            return found
+    return weigh(call, nodes, now, situation)
+
+
+def at_once(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Run | TakeBack | None:
+    """What `weigh` says of a chat that may go to any node and is not packed, found in one pass over the nodes.
+
+    Those that are shaped for chat, well and usable, hold it and have room come before all others. None with no such
+    node: then there is more to weigh.
+    """
+    model, sequences = call.model, call.sequences
+    needed = call.context_tokens or call.prompt_tokens
+    tokens = call.prompt_tokens + call.output_tokens * sequences
+    fitting: list[Burdened] = []
+    untold = 0
+    for node in nodes:
+        if node.chat_contexts.get(model, 0) <= needed:
+            continue
+        state = node.state
+        asks = state not in WELCOMING or now < node.refused_until or now < node.back_at + RAMP_S
+        if asks and (state in UNWELL or not node.usable(now)):
+            continue
+        budget = node.budget
+        used = budget.used_beside(tokens, sequences)
+        if used is None:
+            if not budget.fits(node.room_for(call), INTERACTIVE):
+                continue
+            used = budget.used()
+        elif budget.tokens is None and budget.sequences is None:
+            untold += 1
+        if node.faults or node.load.waiting:
+            used += _strain(node)
+        fitting.append((used, budget.taken_sequences, node))
+    if not fitting or not sequences or (untold and untold < len(fitting)):
+        return None
+    return _run_chat(call, _least(fitting, situation.turn), now, situation.policy)
+
+
+def weigh(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Decision:
+    """The whole order of thought, for any call."""
     serving = [node for node in nodes if node.serves(call.model)]
     if call.bound_to is not None:
         serving = [node for node in serving if node.name == call.bound_to]
@@ -224,7 +190,8 @@ def packing_order(nodes: Sequence[Node]) -> list[Node]:
 
     def key(node: Node) -> tuple[bool, bool, bool, float]:
         budget = node.budget
-        return BATCH in node.spec.pools, not budget.chats, bool(budget.batch), -budget.reads_since()
+        since = budget.reads_since() if budget.batch_reading else math.inf
+        return BATCH in node.spec.pools, not budget.chats, bool(budget.batch), -since
 
     return sorted(nodes, key=key)
 
@@ -338,11 +305,11 @@ def _preferred(ready: Sequence[Node], inner: Collection[str], situation: Situati
     """The node that keeps what was read; then those without chat, least used; `inner`, full of it; the unwell last."""
     kept_at = situation.past.node if situation.past is not None else None
     count, turn = len(ready), situation.turn
-    comparable = all(node.budget.told for node in ready)
+    comparable = _comparable(ready)
 
     def rank(indexed: tuple[int, Node]) -> tuple[object, ...]:
         index, node = indexed
-        burden = _burden(node, comparable=comparable), node.budget.running(), (index - turn) % count
+        burden = _burden(node, comparable=comparable), node.budget.taken_sequences, (index - turn) % count
         bad = node.access(BATCH) in LEAST_BAD
         return bad, node.name != kept_at, node.name in inner, node.budget.chats > 0, *burden
 
@@ -367,18 +334,23 @@ def _best(nodes: Sequence[Node], turn: int) -> Node:
 
     Shares are compared only where every node tells a capacity, else sequences: unknown is not empty.
     """
-    count = len(nodes)
-    if count == 1:
-        return nodes[0]
-    comparable = all(node.budget.told for node in nodes)
-    best, least = nodes[0], (math.inf, 0, 0)
-    for index, node in enumerate(nodes):
-        burden = (_burden(node, comparable=comparable), node.budget.running(), (index - turn) % count)
-        if burden < least:
-            best, least = node, burden
-    return best
+    comparable = _comparable(nodes)
+    return _least([(_burden(node, comparable=comparable), node.budget.taken_sequences, node) for node in nodes], turn)
+
+
+def _least(burdened: list[Burdened], turn: int) -> Node:
+    """The one with the least burden, then the fewest sequences; of several, whose turn it is."""
+    first = turn % len(burdened)
+    return min(burdened[first:] + burdened[:first], key=BURDEN)[2]
+
+
+def _comparable(nodes: Sequence[Node]) -> bool:
+    return all(node.budget.told for node in nodes)
 
 
 def _burden(node: Node, *, comparable: bool) -> float:
-    used = node.budget.used() if comparable else 0.0
-    return used + 0.25 * node.faults + (1.0 if node.load.waiting else 0.0)
+    return (node.budget.used() if comparable else 0.0) + _strain(node)
+
+
+def _strain(node: Node) -> float:
+    return 0.25 * node.faults + (1.0 if node.load.waiting else 0.0)

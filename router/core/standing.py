@@ -33,6 +33,8 @@ from router.core.states import (
     State,
 )
 
+GOOD, READY = Sign.GOOD, State.READY
+"""What almost every call says and finds, under names of their own: an enum's attribute is a slow look-up in 3.11."""
 LONG_AGO = -1e9
 STRETCH = 64.0
 """A first token that did not come in time is waited for twice as long the next time, up to so many times."""
@@ -128,9 +130,22 @@ class Standing:
 
     def observe(self, sign: Sign, now: float, cause: str) -> None:
         """Take in how one call went."""
+        if sign is not GOOD:
+            self._against(sign, now, cause)
+            return
+        self.faults = self.misses = self.refusals = 0
+        self.hung = self.mute = False
+        self.heard_at = self.refused_until = now
+        self.refusal_s = REFUSAL_S[0]
+        if self.stretch > 1.0:
+            self.stretch = max(1.0, self.stretch * 0.95)
+        self.answers += 1
+        if self.state is not READY:  # there an answer leads nowhere, and the first back-off was set on the way
+            self._came_back(now, cause)
+
+    def _against(self, sign: Sign, now: float, cause: str) -> None:
+        """One call did not go well."""
         match sign:
-            case Sign.GOOD:
-                self._good(now, cause)
             case Sign.REFUSED:
                 self.failed_at = now
                 self.refused_until = now + self.refusal_s
@@ -147,7 +162,7 @@ class Standing:
                 gone_quiet = silent and self.unseen > 0
                 if self.faults >= FAULTS_TO_DOWN or gone_quiet or self.state in ON_TRIAL:
                     self._fail(now, cause)
-            case Sign.NEITHER:
+            case _:
                 pass
 
     def _overlooked(self, now: float, cause: str, silence_s: float, *, refused: bool) -> None:
@@ -230,15 +245,9 @@ class Standing:
         self.retry_at = now + self.backoff_s * self.jitter()
         self._move(Event.LOST, now, cause)
 
-    def _good(self, now: float, cause: str) -> None:
-        self.faults = self.misses = self.refusals = 0
-        self.hung = self.mute = False
-        self.heard_at = now
+    def _came_back(self, now: float, cause: str) -> None:
+        """A call was answered in another state than READY."""
         self.backoff_s = min(BACKOFF_S[0] * 2.0**self.flaps, BACKOFF_S[1])
-        self.refusal_s = REFUSAL_S[0]
-        self.refused_until = now
-        self.stretch = max(1.0, self.stretch * 0.95)
-        self.answers += 1
         if self.state in ON_TRIAL:
             self.back_at, self.answers = now, 0
         self._move(Event.ANSWERED, now, cause)

@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 
 from router.core.budget import Permit
 from router.core.call import BATCH, INTERACTIVE, Call, Workload
-from router.core.node import Node, State
+from router.core.node import Node
+from router.core.pace import Past
 from router.core.packing import Packing
 from router.core.placement import (
     Decision,
@@ -34,6 +35,7 @@ from router.core.placement import (
     packing_order,
     place,
 )
+from router.core.standing import READY
 from router.core.yielding import FOR_CHAT, TRICKLE, TRICKLE_MOST_S, UNTOLD_S, Mode, Policy
 from router.dispatch.grant import Grant, RelayGrant
 from router.dispatch.queue import Limits, Queue, Waiter
@@ -78,6 +80,7 @@ class Admission:
         self._batch_at = -math.inf
         self._nodes = nodes
         self._queues = {workload: Queue(limits[workload]) for workload in Workload}
+        self._chats, self._lines = self._queues[INTERACTIVE], self._queues[BATCH]
         self._clock = clock
         self._noticed = noticed
         self._timer: asyncio.TimerHandle | None = None
@@ -105,12 +108,19 @@ class Admission:
         """
         if self.closed:
             raise Overloaded("The router is shutting down; send the call again.", retry_after_s=1)
+        wait, queue = None, self._queues[call.workload]
+        situation.patience = queue.limits.patience_s
+        if not queue.waiters or situation.returned or not self._behind(call):
+            now = self._clock()
+            decision = self._decide(call, situation, asked_at, now)
+            if isinstance(decision, Run):
+                return self._run(call, situation.past, decision.node, now, firm=decision.firm)
+            if not isinstance(decision, Wait):
+                return self._settle(call, situation, decision, now)
+            wait = decision
         waiter = Waiter(call, asked_at, situation)
-        situation.patience = self._queues[call.workload].limits.patience_s
-        if waiter.returned or not self._behind(call):
-            granted = self._settle(waiter, self._decide(waiter))
-            if granted is not None:
-                return granted
+        if wait is not None:
+            self._put_off(waiter, wait)
         return await self._wait(waiter)
 
     def serve(self) -> None:
@@ -124,13 +134,13 @@ class Admission:
                 key = (waiter.call.model, waiter.call.bound_to)
                 ends = self._ends(waiter)
                 if key not in held_back or self._clock() >= ends:
-                    decision = self._decide(waiter)
-                    if self._resolve(waiter, decision):
+                    wait = self._ask_again(waiter)
+                    if wait is None:
                         continue
                     if not waiter.situation.tried and not waiter.returned:
                         held_back[key] = waiter
-                    if isinstance(decision, Wait) and decision.until is not None:
-                        wake_at = min(wake_at, decision.until)
+                    if wait.until is not None:
+                        wake_at = min(wake_at, wait.until)
                 else:
                     waiter.reason = held_back[key].reason
                 wake_at = min(wake_at, ends)
@@ -139,10 +149,8 @@ class Admission:
 
     def changed(self) -> None:
         """Something changed; cheap when nobody waits."""
-        for queue in self._queues.values():
-            if queue.waiters:
-                self.serve()
-                return
+        if self._chats.waiters or self._lines.waiters:
+            self.serve()
 
     def empty(self, node: Node) -> None:
         """Take batch back from a node that is to get no calls; what somebody reads along is left."""
@@ -183,10 +191,9 @@ class Admission:
 
     def _behind(self, call: Call) -> bool:
         """Whether somebody who came earlier waits for the same thing."""
-        waiters = self._queues[call.workload].waiters
-        return bool(waiters) and any(
+        return any(
             other.call.model == call.model and other.call.bound_to == call.bound_to and not other.situation.tried
-            for other in waiters
+            for other in self._queues[call.workload].waiters
         )
 
     def ended(self, call: Call, node: Node | None, permit: Permit | None, tokens: int) -> None:
@@ -194,32 +201,34 @@ class Admission:
         if tokens and node is not None and permit is not None and call.workload is INTERACTIVE:
             node.chatted(permit, tokens, self._clock(), self.policy.ttft_p95_s)
 
-    def _decide(self, waiter: Waiter) -> Decision:
-        now = self._clock()
-        call, situation = waiter.call, waiter.situation
-        situation.waited = now - waiter.asked_at
+    def _decide(self, call: Call, situation: Situation, asked_at: float, now: float) -> Decision:
+        situation.waited = waited = now - asked_at
         situation.turn = self._turn
         situation.policy = self.policy
         if call.workload is BATCH:
             self._batch_at = now
-            situation.chat_waits = any(
-                other.call.model == call.model and other.reason is WaitReason.NO_ROOM
-                for other in self._queues[INTERACTIVE].waiters
-            )
-            situation.others = waiter.returned and any(
-                other.call.model == call.model and not other.returned for other in self._queues[BATCH].waiters
-            )
-        if self._overdue(waiter):
+            self._look_round(call, situation)
+        deadline = call.deadline_s
+        if deadline is not None and waited >= deadline:
             return Refuse(RefuseReason.DEADLINE)
         situation.packed = self._packed(call, now) if now - self._batch_at < LATELY_S else None
         return place(call, self._nodes, now, situation)
+
+    def _look_round(self, call: Call, situation: Situation) -> None:
+        """Who else waits for the model of a batch call."""
+        situation.chat_waits = any(
+            other.call.model == call.model and other.reason is WaitReason.NO_ROOM for other in self._chats.waiters
+        )
+        situation.others = situation.returned and any(
+            other.call.model == call.model and not other.returned for other in self._lines.waiters
+        )
 
     def _packed(self, call: Call, now: float) -> int | None:
         """On how many nodes chat of that model is placed; None while there is but one that could hold it."""
         nodes = [
             node
             for node in self._nodes
-            if node.state is State.READY and INTERACTIVE in node.spec.pools and node.serves(call.model)
+            if node.state is READY and INTERACTIVE in node.spec.pools and node.serves(call.model)
         ]
         if len(nodes) < 2:
             return None
@@ -229,41 +238,38 @@ class Admission:
             packing = self._packings[call.model] = Packing()
         return packing.fit(chats, [node.bearing.limit for node in packing_order(nodes)], now)
 
-    def _settle(self, waiter: Waiter, decision: Decision) -> Grant | RelayGrant | None:
+    def _settle(
+        self, call: Call, situation: Situation, decision: Run | TakeBack | Relay | Refuse, now: float
+    ) -> Grant | RelayGrant:
         match decision:
             case Run(node, firm):
-                return self._run(waiter, node, firm=firm)
+                return self._run(call, situation.past, node, now, firm=firm)
             case TakeBack(node, victims):
-                return self._take(waiter, node, victims)
+                return self._take(call, situation.past, node, now, victims)
             case Relay(cause):
                 return RelayGrant(cause)
-            case Wait():
-                self._put_off(waiter, decision)
-                return None
             case Refuse():
-                raise refusal(waiter.call, decision, self._retry_after(waiter.call.workload))
+                raise refusal(call, decision, self._retry_after(call.workload))
 
-    def _run(self, waiter: Waiter, node: Node, *, firm: bool) -> Grant:
-        now = self._clock()
+    def _run(self, call: Call, past: Past | None, node: Node, now: float, *, firm: bool) -> Grant:
+        gap_s, self._granted_at = now - self._granted_at, now
         self._turn += 1
-        self._grant_gap_s += 0.1 * (min(10.0, now - self._granted_at) - self._grant_gap_s)
-        self._granted_at = now
-        call, past = waiter.call, waiter.situation.past
+        self._grant_gap_s += 0.1 * ((gap_s if gap_s < 10.0 else 10.0) - self._grant_gap_s)
         permit = node.hold(call, now, past)
         if firm:
             left_s = node.left_s(call, past)
             paid_s = UNTOLD_S if left_s is None else left_s
             node.trickle_s = max(0.0, node.trickle_s - paid_s)
             permit.firm, permit.firm_until = True, now + PAID * paid_s
-        if node.state is not State.READY:
+        if node.state is not READY:
             node.try_again(now, permit)
         return Grant(node, permit)
 
-    def _take(self, waiter: Waiter, node: Node, victims: Sequence[Permit]) -> Grant:
-        now, enforced = self._clock(), self.policy.mode is Mode.ENFORCE
+    def _take(self, call: Call, past: Past | None, node: Node, now: float, victims: Sequence[Permit]) -> Grant:
+        enforced = self.policy.mode is Mode.ENFORCE
         for victim in victims:
             self._took(node, victim, node.take_back(victim, now) if enforced else 0.0)
-        granted = self._run(waiter, node, firm=False)
+        granted = self._run(call, past, node, now, firm=False)
         granted.permit.took = enforced
         return granted
 
@@ -274,19 +280,22 @@ class Admission:
             wait.node.save(TRICKLE, waiter.looked_at, now, most=TRICKLE_MOST_S)
         waiter.reason, waiter.looked_at = wait.reason, now
 
-    def _resolve(self, waiter: Waiter, decision: Decision) -> bool:
-        """Tell a waiter; True when it waits no more."""
+    def _ask_again(self, waiter: Waiter) -> Wait | None:
+        """Decide again of a waiter, and tell it what is decided. None when it waits no more."""
+        call, situation, now = waiter.call, waiter.situation, self._clock()
+        decision = self._decide(call, situation, waiter.asked_at, now)
+        if isinstance(decision, Wait):
+            self._put_off(waiter, decision)
+            return decision
         try:
-            granted = self._settle(waiter, decision)
+            granted = self._settle(call, situation, decision, now)
         except Answer as answer:
             self._fail(waiter, answer)
-            return True
-        if granted is None:
-            return False
-        self._queues[waiter.call.workload].drop(waiter)
+            return None
+        self._queues[call.workload].drop(waiter)
         assert waiter.future is not None
         waiter.future.set_result(granted)
-        return True
+        return None
 
     def _fail(self, waiter: Waiter, answer: Answer) -> None:
         self._queues[waiter.call.workload].drop(waiter)
@@ -297,10 +306,6 @@ class Admission:
         patience = waiter.situation.patience
         deadline = waiter.call.deadline_s
         return waiter.asked_at + (patience if deadline is None else min(patience, deadline))
-
-    def _overdue(self, waiter: Waiter) -> bool:
-        deadline = waiter.call.deadline_s
-        return deadline is not None and waiter.situation.waited >= deadline
 
     def _arm(self, wake_at: float) -> None:
         if self._timer is not None:

@@ -38,8 +38,7 @@ class Waiter:
     @property
     def returned(self) -> bool:
         """Whether it had room that was taken back."""
-        past = self.situation.past
-        return past is not None and past.times > 0
+        return self.situation.returned
 
     @property
     def gone(self) -> bool:

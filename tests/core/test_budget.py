@@ -30,7 +30,7 @@ class Holding(RuleBasedStateMachine):
     def take(self, room: Room, workload: Workload) -> Permit:
         before = self.budget.held()
         fits = self.budget.fits(room, workload)
-        permit = self.budget.hold(room, workload) if fits else Permit(Budget(), room, workload)
+        permit = (self.budget if fits else Budget()).hold(room, workload)
         if fits:
             self.open.append(permit)
             self._within(self.budget.held())

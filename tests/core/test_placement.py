@@ -89,6 +89,7 @@ def worlds(draw: st.DrawFn) -> Callable[[], Node]:
     foreign = draw(st.builds(Room, few, st.integers(0, 4)))
     moments = draw(st.tuples(*[st.sampled_from([-1e9, NOW - 5, NOW - 0.5, NOW, NOW + 0.4, NOW + 7])] * 3))
     faults = draw(st.integers(0, 2))
+    back_at = draw(st.sampled_from([-1e9, NOW - 9, NOW - 1, NOW]))
 
     def make() -> Node:
         made = node(name, pools, **fields)
@@ -96,7 +97,7 @@ def worlds(draw: st.DrawFn) -> Callable[[], Node]:
             made.budget.hold(room, workload)
         made.budget.foreign = foreign
         made.failed_at, made.retry_at, made.refused_until = moments
-        made.faults = faults
+        made.faults, made.back_at = faults, back_at
         return made
 
     return make

@@ -1,6 +1,8 @@
 """How a node comes and goes: strain, silence bounded by size, flapping, slow start, what an operator decides."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from router.core.budget import Room
 from router.core.call import Workload
@@ -224,6 +226,29 @@ def test_a_flapping_node_waits_longer_each_time_and_a_steady_one_begins_anew() -
     at += STEADY_S
     down(node, at)
     assert node.retry_at - at == BACKOFF_S[0]
+
+
+signs = st.sampled_from([*Sign, *[Sign.GOOD] * 4])
+happenings = st.one_of(
+    st.builds(lambda sign: lambda node, now: node.observe(sign, now, "call"), signs),
+    st.builds(lambda refused: lambda node, now: node.missed(now, "look", refused=refused), st.booleans()),
+    st.just(lambda node, now: node.seen(Facts(), Load(), now)),
+    st.builds(
+        lambda name: lambda node, now: getattr(node, name)(now, "somebody"),
+        st.sampled_from(["drain", "resume", "recycle", "returned", "lost"]),
+    ),
+    st.builds(lambda slower: lambda node, now: node.diagnosed(now, "x", slower=slower), st.booleans()),
+)
+
+
+@given(st.lists(st.tuples(happenings, st.sampled_from([0.0, 0.5, 3.0, 100.0])), max_size=40))
+def test_a_node_that_is_ready_begins_its_waits_anew_whatever_led_there(happened) -> None:
+    node, now = Node(Spec(name="n", url="http://h", pools=frozenset(Workload))), NOW
+    for happens, later in happened:
+        now += later
+        happens(node, now)
+        if node.state is State.READY:
+            assert node.backoff_s == min(BACKOFF_S[0] * 2.0**node.flaps, BACKOFF_S[1])
 
 
 def test_nodes_that_fell_together_do_not_come_back_together() -> None:
