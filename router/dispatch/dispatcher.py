@@ -18,9 +18,9 @@ from types import TracebackType
 import msgspec
 
 from router.core.call import BATCH, Call, Reason
+from router.core.decision import RelayCause, Situation
 from router.core.node import Node, Sign
 from router.core.pace import Past
-from router.core.placement import RelayCause
 from router.dispatch import normalise
 from router.dispatch.admission import Admission
 from router.dispatch.grant import Grant, RelayGrant
@@ -132,7 +132,8 @@ class Dispatcher:
         """A block begins."""
         if past is None and call.workload is BATCH:
             past = Past()
-        trip = Trip(call, self._ledger.clock, relay=self.relays(call), past=past)
+        clock = self._ledger.clock
+        trip = Trip(call, clock, clock(), Situation(relay=self.relays(call), past=past))
         self.trips.add(trip)
         if self._retries.left < RetryBudget.FLOOR:
             self._retries.earn(self.patience.retry_ratio)

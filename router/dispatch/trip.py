@@ -11,9 +11,8 @@ import msgspec
 from router.core.account import Account
 from router.core.budget import Permit
 from router.core.call import Call, Outcome, Usage
+from router.core.decision import Situation
 from router.core.node import Node, Sign
-from router.core.pace import Past
-from router.core.placement import Situation
 from router.dispatch.grant import Grant
 from router.errors import (
     Answer,
@@ -49,16 +48,14 @@ _BROKEN: tuple[tuple[type[BaseException], Outcome], ...] = (
 class Trip(msgspec.Struct, eq=False):
     """One call's way. Times are seconds of `clock`; `place` is a node's name, `relay`, or empty.
 
-    A struct, as there is one for every request; none is equal to another. Its situation begins with `relay` (whether
-    the relay may answer) and `past`. `outcome` is how it ends if nothing else is heard.
+    A struct, as there is one for every request; none is equal to another. `outcome` is how it ends if nothing else is
+    heard.
     """
 
     call: Call
     clock: Callable[[], float]
-    relay: bool
-    past: Past | None = None
-    situation: Situation = msgspec.field(default_factory=Situation)
-    began_at: float = 0.0
+    began_at: float
+    situation: Situation
     queued_s: float = 0.0
     sent_at: float = 0.0
     first_token_at: float | None = None
@@ -74,11 +71,6 @@ class Trip(msgspec.Struct, eq=False):
     usage: Usage | None = None
     events: Events | None = None
     outcome: Outcome = Outcome.COMPLETED
-
-    def __post_init__(self) -> None:
-        self.began_at = self.clock()
-        situation = self.situation
-        situation.relay, situation.past = self.relay, self.past
 
     def leave(self, place: str, grant: Grant | None, *, asks_usage: bool, asks_progress: bool) -> None:
         """A leg begins: room is held and the request goes out."""
