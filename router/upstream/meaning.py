@@ -5,7 +5,7 @@ are decoded, by typed structs. JSON that cannot be read is taken for something a
 judge.
 """
 
-from itertools import repeat
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -184,31 +184,28 @@ class TokenReader:
         """How many events at the beginning of `data` each bear a token and surely say nothing else; their bytes.
 
         What stands between their tokens is the same each time, so the tokens fall out by splitting at it: at a few
-        bytes of it, because each find prepares a long needle anew. What falls out must begin and end with the rest of
-        it. A quote or the end of a line inside a token is one more than the surroundings have.
+        bytes of it, because each find prepares a long needle anew. What falls out is put together again to see whether
+        the rest was there too.
         """
         before, between = self._before, self._after + b"\n\n"
         if before is _NEVER or not data.startswith(before):
             return 0, 0
         head, right, left = before[:_SEAM], before[_SEAM:], between[:-_SEAM]
-        *whole, last = data[len(head) :].split(between[-_SEAM:] + head)
-        beside = len(right) + len(left)
-        if not (
-            all(map(bytes.startswith, whole, repeat(right)))
-            and all(map(bytes.endswith, whole, repeat(left)))
-            and min(map(len, whole), default=beside + 1) > beside
-        ):
+        seam, body = between[-_SEAM:] + head, data[len(head) :]
+        *whole, last = body.split(seam)
+        tokens = list(map(itemgetter(slice(len(right), -len(left) or None)), whole))
+        if right + (between + before).join([*tokens, b""]) != body[: len(body) - len(last)] + right:
             return 0, 0
-        count, rest = len(whole), head + last
+        rest, found = head + last, b""
         if last.startswith(right):
             token, found, after = last[len(right) :].partition(between)
-            if found and token:
-                count, rest = count + 1, after
-        size = len(data) - len(rest)
-        one = before + between
-        if any(data.count(mark, 0, size) != count * one.count(mark) for mark in (b'"', b"\n")):
+        if found:
+            tokens.append(token)
+            rest = after
+        told = b"".join(tokens)
+        if b'"' in told or b"\n" in told or b"" in tokens:
             return 0, 0
-        return count, size
+        return len(tokens), len(data) - len(rest)
 
     def learn(self, block: bytes) -> None:
         """Remember the surroundings of the token in an event just read.
