@@ -150,7 +150,7 @@ def _unread(payload: bytes, name: bytes) -> Said:
     return Said(shown=not error, token=not error, error=error)
 
 
-class TokenReader:
+class TokenReader(msgspec.Struct, eq=False):
     """Chat and text completion. The answer has ended when every choice seen has its finish_reason.
 
     Most events of a stream differ from the one before in one string only. What stands around that string is remembered
@@ -158,16 +158,13 @@ class TokenReader:
     without being read.
     """
 
-    __slots__ = ("_after", "_before", "_finished", "_seen", "_single")
-
     response_id: str | None = None
     sequence_number: int | None = None
-
-    def __init__(self) -> None:
-        self._seen: set[int] = set()
-        self._finished: set[int] = set()
-        self._single = False
-        self._before = self._after = _NEVER
+    _seen: set[int] = set()
+    _finished: set[int] = set()
+    _single: bool = False
+    _before: bytes = _NEVER
+    _after: bytes = _NEVER
 
     def known(self, block: bytes) -> bool:
         """Whether a block is one event that bears a token and surely says nothing else.

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from router.core.call import Protocol, Usage
-from router.upstream.meaning import Said, reader_for
+from router.upstream.meaning import Reader, Said, TokenReader, reader_for
 
 __all__ = ["KEEP_ALIVE", "Events", "failure_events"]
 
@@ -31,7 +31,7 @@ _members = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _MODEL = re.compile(rb'"model"\s*:\s*"([^"\\]*(?:\\.[^"\\]*)*)"')
 
 
-class Events:
+class Events(msgspec.Struct, eq=False):
     """Reads one answer's stream. `rename` is (from, to) model names.
 
     `drop_usage` keeps the usage-only chunk back, `drop_progress` what tells how much of the prompt has been read.
@@ -42,38 +42,34 @@ class Events:
     the Responses protocol only.
     """
 
-    __slots__ = (
-        "_as_it_came", "_cap", "_cr", "_data_only", "_drop_progress", "_drop_usage", "_fresh", "_held", "_kept",
-        "_model", "_newline", "_parts", "_passing", "_reader", "complete", "done", "errored", "failure", "meaningful",
-        "oversized", "tokens", "usage",
-    )  # fmt: skip
+    protocol: Protocol
+    drop_usage: bool = False
+    drop_progress: bool = False
+    rename: tuple[bytes, bytes] | None = None
+    cap: int = 8 * 2**20
+    meaningful: bool = False
+    errored: bool = False
+    done: bool = False
+    complete: bool = False
+    failure: bytes | None = None
+    usage: Usage | None = None
+    tokens: int = 0
+    oversized: int = 0
+    _data_only: bool = True
+    _reader: Reader = msgspec.field(default_factory=TokenReader)
+    _model: "_Model | None" = None
+    _parts: list[bytes] = []
+    _held: int = 0
+    _fresh: bool = True
+    _cr: bool = False
+    _passing: bool = False
+    _newline: bool = False
 
-    def __init__(
-        self,
-        protocol: Protocol,
-        *,
-        drop_usage: bool = False,
-        drop_progress: bool = False,
-        rename: tuple[bytes, bytes] | None = None,
-        cap: int = 8 * 2**20,
-    ) -> None:
-        self._data_only = protocol in (Protocol.CHAT, Protocol.COMPLETION)
-        self._kept = (b"data",) if self._data_only else (b"data", b"event")
-        self._reader = reader_for(protocol)
-        self._drop_usage = drop_usage
-        self._drop_progress = drop_progress
-        self._model = None if rename is None else _Model(*rename)
-        self._as_it_came = rename is None
-        self._cap = cap
-        self._parts: list[bytes] = []
-        self._held = 0
-        self._fresh = True
-        self._cr = self._passing = self._newline = False
-        self.meaningful = self.errored = self.done = self.complete = False
-        self.failure: bytes | None = None
-        self.usage: Usage | None = None
-        self.tokens = 0
-        self.oversized = 0
+    def __post_init__(self) -> None:
+        if self.protocol not in (Protocol.CHAT, Protocol.COMPLETION):
+            self._data_only, self._reader = False, reader_for(self.protocol)
+        if self.rename is not None:
+            self._model = _Model(*self.rename)
 
     @property
     def response_id(self) -> str | None:
@@ -89,7 +85,7 @@ class Events:
         """Take bytes as they come; return the whole, cleaned events they complete."""
         if self._cr or b"\r" in data:
             data = self._newlines(data)
-        elif self._as_it_came and not (self._parts or self._passing or self.done) and self._bears_a_token(data):
+        elif self.rename is None and not (self._parts or self._passing or self.done) and self._bears_a_token(data):
             self.tokens += 1
             return data
         return self._pass(data) if self._passing else self._take(data)
@@ -116,7 +112,7 @@ class Events:
 
     def _bears_a_token(self, data: bytes) -> bool:
         """Whether it is what most reads bring: one event, whole, with the next token and nothing else."""
-        return data.endswith(b"\n\n") and len(data) <= self._cap and self._reader.known(data[:-2])
+        return data.endswith(b"\n\n") and len(data) <= self.cap and self._reader.known(data[:-2])
 
     def _newlines(self, data: bytes) -> bytes:
         if not data:
@@ -148,7 +144,7 @@ class Events:
 
     def _run(self, data: bytes) -> int:
         """How many bytes at the beginning are events with a token each and nothing else, which pass as they came."""
-        if not self._as_it_came or self.done or len(data) > self._cap:
+        if self.rename is not None or self.done or len(data) > self.cap:
             return 0
         count, size = self._reader.run(data)
         self.tokens += count
@@ -169,7 +165,7 @@ class Events:
             return b""
         self._parts.append(data)
         self._held += len(data)
-        if self._held <= self._cap + 1:
+        if self._held <= self.cap + 1:
             return b""
         # One more than the cap could be the first half of the blank line; two more cannot.
         block = b"".join(self._parts)
@@ -195,7 +191,7 @@ class Events:
 
     def _event(self, block: bytes) -> bytes:
         """What to forward of an event: the very same object, other bytes, or nothing."""
-        if len(block) > self._cap:
+        if len(block) > self.cap:
             return self._swollen(block)
         if self._fresh:
             block = self._unmarked(block)
@@ -209,7 +205,8 @@ class Events:
             self.tokens += 1
             return block if self._model is None else self._model.renamed(block)
         event = self._judged(block, block[5:].strip(), b"")
-        self._reader.learn(block)
+        if not self.done:
+            self._reader.learn(block)
         return event
 
     def _named(self, block: bytes) -> bytes:
@@ -233,11 +230,12 @@ class Events:
         self.meaningful = True
         if self._model is None:
             return block
-        return self._model.renamed(block[: self._cap]) + block[self._cap :]
+        return self._model.renamed(block[: self.cap]) + block[self.cap :]
 
     def _lines(self, block: bytes) -> bytes:
         """Keep the fields the protocol knows and the comments; judge by the data."""
         kept: list[bytes] = []
+        kept_fields = (b"data",) if self._data_only else (b"data", b"event")
         data: list[bytes] = []
         name = b""
         lines = block.split(b"\n")
@@ -247,7 +245,7 @@ class Events:
                 data.append(value.removeprefix(b" "))
             elif field == b"event":
                 name = value.strip()
-            if line and (not field or field in self._kept):
+            if line and (not field or field in kept_fields):
                 kept.append(line)
         payload = b"\n".join(data).strip()
         if not payload:
@@ -266,9 +264,9 @@ class Events:
             return b""
         said = self._reader.read(payload, name)
         self._note(said, payload)
-        if said.spare and self._drop_usage:
+        if said.spare and self.drop_usage:
             return b""
-        if said.progress and self._drop_progress:
+        if said.progress and self.drop_progress:
             if not said.shown:
                 return b""
             block = _without("prompt_progress", payload)
