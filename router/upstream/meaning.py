@@ -19,8 +19,12 @@ _UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 #: Events of the Responses protocol that come before the model has said anything.
 _PRELUDE = frozenset({"response.created", "response.queued", "response.in_progress", "ping", "keepalive"})
 _ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
-#: Keys whose string is the token, as engines write them.
-_TEXTS = (b'"content":"', b'"text":"', b'"reasoning_content":"', b'"reasoning":"')
+#: Keys whose string is the token, as engines write them: mostly without a space, Python's `json` with one.
+_TEXTS = tuple(
+    b'"%b":%b"' % (key, space)
+    for space in (b"", b" ")
+    for key in (b"content", b"text", b"reasoning_content", b"reasoning")
+)
 _BACKSLASH = 0x5C
 #: Bytes on either side of the end of an event by which one token is told from the next.
 _SEAM = 8

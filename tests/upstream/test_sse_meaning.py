@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from router.core.call import Protocol, Usage
+from router.upstream.meaning import TokenReader
 from router.upstream.sse import Events
 from tests.upstream.streams import (
     COMPLETION,
@@ -191,6 +192,16 @@ def test_odd_usage_is_not_usage():
     for usage in (b"null", b"{}", b'{"prompt_tokens":null}', b'{"prompt_tokens":"7"}', b"[]"):
         assert fed(data(b'{"choices":[],"usage":%s}' % usage)).usage is None
     assert fed(data(b'{"choices":[],"usage":{"prompt_tokens":7}}')).usage == Usage(7, 0)
+
+
+@pytest.mark.parametrize("space", [b"", b" "])
+def test_an_event_like_the_one_before_is_known_unread(space):
+    block = token(b"a").replace(b'":', b'":' + space).removesuffix(b"\n\n")
+    reader = TokenReader()
+    reader.read(block[5:].strip(), b"")
+    reader.learn(block)
+    assert reader.known(block.replace(b'"a"', b'"another"'))
+    assert not reader.known(block.replace(b'"a"', b'"another","finish_reason":"stop"'))
 
 
 def test_a_known_event_is_judged_as_if_it_were_read():
