@@ -28,7 +28,8 @@ PIECES = [
     b": c\n", b"retry: 3\n\n", b"event: ping\n", b"data:", b"data: \n\n", b"data: [DONE] \n\n", b"\xef\xbb\xbf",
     data(b'{"error":"x"}'), data(b'{"error":{"message":"boom","code":1}}'), data(b"{"), RESPONSES, MESSAGES, COMPLETION,
     ROLE.replace(b'"choices"', b'"prompt_progress":{"total":9},"choices"'), LLAMACPP_CHAT,
-    named(b"error", b'{"message":"x"}'), token(b"a").replace(b'":', b'": '), token(b"b").replace(b'":', b'": '), b"x" * 320, b"y" * 301 + b"\n\n",
+    token(b"a").replace(b'":', b'": '), token(b"b").replace(b'":', b'": '), named(b"error", b'{"message":"x"}'),
+    b"x" * 320, b"y" * 301 + b"\n\n",
 ]  # fmt: skip
 ATTRIBUTES = (
     "meaningful", "failure", "errored", "done", "complete", "usage", "tokens", "oversized", "response_id",
