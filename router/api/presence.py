@@ -67,7 +67,7 @@ class Presence(msgspec.Struct, eq=False):
 
     def __enter__(self) -> "Presence":
         watch = self._watch
-        self._asked_at = self._beat_at = self._moved_at = self._turn.now()
+        self._asked_at = self._beat_at = self._moved_at = self._turn.connection.loop.time()
         watch.present.add(self)
         if watch.timer is None:
             watch.begin()
@@ -83,13 +83,15 @@ class Presence(msgspec.Struct, eq=False):
 
     def whole_body(self, limit: int) -> bytes | None:
         """The request body if it is all here; else ask for `body`. Raises TooLarge over `limit` bytes."""
-        raw = self._turn.take()
-        if raw is None:
+        turn = self._turn
+        if not turn.whole or turn.told or turn.gone:
             return None
+        turn.told = True
+        raw = turn.parts[0] if len(turn.parts) == 1 else b"".join(turn.parts)
         if len(raw) > limit:
             raise too_large(limit)
         self.body_read = True
-        self._turn.left = self._leave
+        turn.left = self._leave
         return raw
 
     async def body(self, limit: int) -> bytes:
@@ -107,7 +109,7 @@ class Presence(msgspec.Struct, eq=False):
             more = message["more_body"]
             self.moves += 1
         self.pending, self.body_read = None, True
-        self._asked_at = self._beat_at = self._turn.now()
+        self._asked_at = self._beat_at = self._turn.connection.loop.time()
         self._turn.left = self._leave
         return b"".join(parts)
 

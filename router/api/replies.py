@@ -77,7 +77,7 @@ class Answering(msgspec.Struct, eq=False):
                 held = errors.envelope(reply.status, errors.inner(held).message)
             turn.begin(reply.status, self._about(reply), len(held))
             presence.headed = True
-        if turn.stuffed:
+        if turn.connection.stuffed:
             await self._drained()
         turn.end(held)
 
@@ -125,7 +125,7 @@ class Answering(msgspec.Struct, eq=False):
         """Send what comes as it comes; while the client does not take it, the node is not read."""
         turn = self._turn
         while True:
-            if turn.stuffed:
+            if turn.connection.stuffed:
                 await self._drained()
             if not await reply.flow(turn.write):
                 return
@@ -141,7 +141,7 @@ class Answering(msgspec.Struct, eq=False):
         self._presence.headed = True
 
     async def _end(self, body: bytes) -> None:
-        if self._turn.stuffed:
+        if self._turn.connection.stuffed:
             await self._drained()
         self._turn.end(body)
 
@@ -168,7 +168,7 @@ class Answering(msgspec.Struct, eq=False):
             self._beat = asyncio.get_running_loop().create_task(self._comment())
 
     async def _comment(self) -> None:
-        if self._turn.stuffed:
+        if self._turn.connection.stuffed:
             await self._drained()
         if not self._turn.started:
             self._start(200, _EVENT_STREAM + self._said() + _STREAMED, None)
