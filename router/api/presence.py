@@ -77,17 +77,18 @@ class Presence(msgspec.Struct, eq=False):
         self._watch.present.discard(self)
         # a circle would wait for the garbage collector
         self._turn.left = self.beat = None
-        task = self._turn.task
-        if self.ended is not None and task is not None and not task.uncancel() and kind is asyncio.CancelledError:
-            raise self._meaning(self.ended) from error
+        if self.ended is not None:
+            task = self._turn.task
+            if task is not None and not task.uncancel() and kind is asyncio.CancelledError:
+                raise self._meaning(self.ended) from error
 
     def whole_body(self, limit: int) -> bytes | None:
         """The request body if it is all here; else ask for `body`. Raises TooLarge over `limit` bytes."""
         turn = self._turn
         if not turn.whole or turn.told or turn.gone:
             return None
-        turn.told = True
-        raw = turn.parts[0] if len(turn.parts) == 1 else b"".join(turn.parts)
+        turn.told, parts = True, turn.parts
+        raw = parts[0] if len(parts) == 1 else b"".join(parts)
         if len(raw) > limit:
             raise too_large(limit)
         self.body_read = True

@@ -38,7 +38,8 @@ class Turn(msgspec.Struct, eq=False):
 
     `keep_alive`: the connection may be used again. `whole`: the body is all here. `started`, `complete`: of the
     answer. `gone`: the client's connection is lost; `left` is called when that happens before the answer is complete.
-    `also` are header lines the answer carries whoever makes it; `task` serves the request.
+    `also` are header lines the answer carries whoever makes it; `task` serves the request. `parts` of the body, `size`
+    bytes, have come and are not `told` yet; `news` wakes who waits for them. The connection adds to them.
     """
 
     connection: "FrontProtocol"
@@ -151,8 +152,6 @@ class Turn(msgspec.Struct, eq=False):
     def begin(self, status: int, said: bytes, length: int | None) -> None:
         """The head of the answer, held until the first bytes of its body. `said` are header lines (see `lines`)."""
         self.started = True
-        if self.also is not None:
-            said = _without_permissions(said) + self.also
         if length is not None:
             framing = b"content-length: %d\r\n" % length
         elif status in _BODYLESS:
@@ -164,18 +163,13 @@ class Turn(msgspec.Struct, eq=False):
         if self.method == "HEAD":
             length, self._chunked = 0, False
         self._left_bytes = length
-        close = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        status_line = _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
-        connection = self.connection
-        if connection.state.default_headers is not connection.dated:
-            connection.date()
-        self._head = b"%b%b%b%b%b" % (status_line, connection.date_lines, said, framing, close)
+        self._head = self._framed(status, said, framing)
 
     def write(self, data: bytes) -> bool:
         """More of the body, with the head if that is still held. False once the client reads too slowly: `drain`."""
         if data and not self.gone:
             head, self._head = self._head, b""
-            data = b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + self.sized(data)
+            data = b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + self._sized(data)
             self.connection.transport.write(data)
         return not self.connection.stuffed
 
@@ -189,7 +183,7 @@ class Turn(msgspec.Struct, eq=False):
         elif self._left_bytes == len(data):
             last, whole = data, True
         else:
-            last = self.sized(data)
+            last = self._sized(data)
             whole = not self._left_bytes
         self.complete = True
         if not self.gone:
@@ -197,6 +191,16 @@ class Turn(msgspec.Struct, eq=False):
                 self.connection.transport.write(self._head + last)
             self._head = b""
             self.connection.answered(self, whole=whole)
+        if self.news is not None:
+            self.news.set()
+
+    def answer(self, status: int, said: bytes, body: bytes) -> None:
+        """The whole answer at once: `begin` and `end` in one."""
+        self.started = self.complete = True
+        head = self._framed(status, said, b"content-length: %d\r\n" % len(body))
+        if not self.gone:
+            self.connection.transport.write(head if self.method == "HEAD" else head + body)
+            self.connection.answered(self, whole=True)
         if self.news is not None:
             self.news.set()
 
@@ -214,6 +218,17 @@ class Turn(msgspec.Struct, eq=False):
         """End the connection at once, whatever is still unsent."""
         self._head = b""
         self.connection.transport.abort()
+
+    def _framed(self, status: int, said: bytes, framing: bytes) -> bytes:
+        """A head that says so, and what every answer says."""
+        if self.also is not None:
+            said = _without_permissions(said) + self.also
+        connection = self.connection
+        if connection.state.default_headers is not connection.dated:
+            connection.date()
+        close = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        status_line = _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
+        return b"%b%b%b%b%b" % (status_line, connection.date_lines, said, framing, close)
 
     def _sized(self, data: bytes) -> bytes:
         """No more of the body than was announced, and nothing of it where there is none."""
