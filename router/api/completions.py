@@ -141,9 +141,9 @@ class Completions:
 
     def _call(self, asked: Asked, body: Body, counted: int, exact: bool, longest_chat: int | None) -> Call:
         """The call of a body of so many tokens. `exact`: they are worth comparing with a node's own count."""
-        house, endpoint, caller, heading = self._house, asked.endpoint, asked.caller, asked.heading
+        endpoint, caller, heading = asked.endpoint, asked.caller, asked.heading
         raw, node, hidden = self._continued(asked, body) if endpoint.protocol is _RESPONSES else (asked.raw, None, 0)
-        estimate = house.estimates.of(body.model)
+        estimate = self._house.estimates.of(body.model)
         content = body.content
         prompt, prompts = round(counted * estimate.ratio) + hidden, content.prompts
         text = prompt - content.ids - content.media  # an estimate: half of it the prompt surely has
@@ -152,7 +152,7 @@ class Completions:
             key_class=caller.workload,
             body=body,
             prompt_tokens=prompt // prompts,
-            long_prompt_tokens=house.terms.long_prompt_tokens,
+            long_prompt_tokens=self._house.terms.long_prompt_tokens,
             interactive_context=longest_chat,
         )
         return Call(

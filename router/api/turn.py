@@ -10,7 +10,7 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -252,13 +252,12 @@ class Turn(msgspec.Struct, eq=False):
             left()
 
 
-def lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Header lines as they are sent. Raises ValueError for one that holds a control character."""
-    told = [*map(b": ".join, headers), b""]
-    joined = b"\r\n".join(told)
-    if len(joined.translate(None, _CONTROLS)) + 2 * len(told) - 2 != len(joined):
+    told = b"\r\n".join([*map(b": ".join, headers), b""])
+    if len(told) - len(told.translate(None, _CONTROLS)) != 2 * len(headers):
         raise ValueError("a header holds a control character")
-    return joined
+    return told
 
 
 def _without_permissions(said: bytes) -> bytes:
