@@ -8,10 +8,9 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from functools import partial
 from random import getrandbits
-from typing import Any
 
 import msgspec
 import structlog
@@ -28,6 +27,7 @@ from router.api.turn import Turn
 from router.core.body import LONG_BODY, Body, read_body
 from router.core.call import Call, Endpoint, Protocol
 from router.core.classify import classify
+from router.dispatch.reply import Reply
 from router.errors import Answer, BadRequest, ClientLeft, Internal, NodeFailed, UnsupportedContentType
 
 TRANSCRIPT_TOKENS = 448
@@ -36,7 +36,8 @@ _JSON = b"application/json"
 _RESPONSES = Protocol.RESPONSES
 _USAGE_ON_WISH = frozenset(("chat/completions", "completions"))
 
-Asking = Callable[[str, Presence], Awaitable[Call]]
+Asking = Callable[[Endpoint, Turn, str, Presence], Awaitable[Call]]
+"""Makes a call of a request to an endpoint; it gets the request's id, and who waits."""
 
 log = structlog.get_logger()
 
@@ -59,19 +60,25 @@ class Completions:
         self._house = house
         self._watch = Watch(house.terms)
 
-    def create(self, endpoint: Endpoint, turn: Turn) -> Coroutine[Any, Any, None]:
-        """Serve a POST to `endpoint`; await it."""
-        return self.serve(endpoint.protocol, partial(self._read, endpoint, turn), turn)
-
-    async def serve(self, protocol: Protocol, ask: Asking, turn: Turn) -> None:
+    async def serve(self, ask: Asking, endpoint: Endpoint, turn: Turn) -> None:
         """Make a call with `ask` and send its answer, or the reason why there is none."""
         request_id = f"req_{getrandbits(128):032x}"
         presence = Presence(turn, self._watch)
-        answering = Answering(turn, presence, protocol, request_id, self._house.metrics.streams)
+        answering = Answering(turn, presence, endpoint.protocol, request_id, self._house.metrics.streams)
         try:
             with presence:
                 try:
-                    await self._answer(await ask(request_id, presence), answering)
+                    call = await ask(endpoint, turn, request_id, presence)
+                    answering.expect(call)
+                    async with self._house.dispatcher.open(call) as reply:
+                        if endpoint.protocol is _RESPONSES:
+                            held = await self._remembered(call, reply, answering)
+                        elif call.stream or (held := reply.whole()) is None:
+                            held = await answering.pour(reply)
+                    presence.finishing = presence.headed = True
+                    if turn.connection.stuffed:
+                        await answering.drained()
+                    answering.finish(reply, held)
                 except Answer as answer:
                     await answering.fail(answer)
                 except NodeFailed as error:
@@ -86,18 +93,8 @@ class Completions:
         except Answer as answer:
             await answering.fail(answer)
 
-    async def _answer(self, call: Call, answering: Answering) -> None:
-        answering.expect(call)
-        owners = self._house.owners if call.endpoint.protocol is Protocol.RESPONSES else None
-        async with self._house.dispatcher.open(call) as reply:
-            if owners is not None:
-                owners.note(call, reply)
-            held = await answering.pour(reply)
-            if owners is not None:
-                owners.note(call, reply)
-        await answering.finish(reply, held)
-
-    async def _read(self, endpoint: Endpoint, turn: Turn, request_id: str, presence: Presence) -> Call:
+    async def read(self, endpoint: Endpoint, turn: Turn, request_id: str, presence: Presence) -> Call:
+        """The call that a POST to `endpoint` asks for: an `Asking`."""
         house = self._house
         heading = headers.read(turn.headers)
         caller = house.keyring.caller(turn.headers, heading.said)
@@ -128,6 +125,14 @@ class Completions:
             house.metrics.classified(call)
         return call
 
+    async def _remembered(self, call: Call, reply: Reply, answering: Answering) -> bytes | None:
+        """Pour a reply and remember the response it brings."""
+        owners = self._house.owners
+        owners.note(call, reply)
+        held = await answering.pour(reply)
+        owners.note(call, reply)
+        return held
+
     async def _body(self, endpoint: Endpoint, heading: Heading, raw: bytes) -> Body:
         read = partial(read_form, heading.content_type) if endpoint.multipart else partial(read_body, endpoint)
         if len(raw) > LONG_BODY:
@@ -136,17 +141,18 @@ class Completions:
 
     def _call(self, asked: Asked, body: Body, counted: int, exact: bool, longest_chat: int | None) -> Call:
         """The call of a body of so many tokens. `exact`: they are worth comparing with a node's own count."""
-        house, endpoint, caller, heading = self._house, asked.endpoint, asked.caller, asked.heading
+        endpoint, caller, heading = asked.endpoint, asked.caller, asked.heading
         raw, node, hidden = self._continued(asked, body) if endpoint.protocol is _RESPONSES else (asked.raw, None, 0)
-        estimate = house.estimates.of(body.model)
-        prompt, prompts = round(counted * estimate.ratio) + hidden, body.content.prompts
+        estimate = self._house.estimates.of(body.model)
+        content = body.content
+        prompt, prompts = round(counted * estimate.ratio) + hidden, content.prompts
+        text = prompt - content.ids - content.media  # an estimate: half of it the prompt surely has
         workload, reason = classify(
             header=heading.workload,
             key_class=caller.workload,
-            job=False,
             body=body,
             prompt_tokens=prompt // prompts,
-            long_prompt_tokens=house.terms.long_prompt_tokens,
+            long_prompt_tokens=self._house.terms.long_prompt_tokens,
             interactive_context=longest_chat,
         )
         return Call(
@@ -162,7 +168,7 @@ class Completions:
             stream=body.stream,
             sequences=0 if endpoint.free else prompts * body.n,
             counted=counted if exact and node is None else 0,
-            least_tokens=_least(body, prompt),
+            least_tokens=(content.ids + (text // 2 if text > 0 else 0)) // prompts,
             context_tokens=round(counted * estimate.upper_ratio) // prompts + hidden,
             asked=body.max_output,
             deadline_s=None if body.stream else heading.deadline_s,
@@ -196,10 +202,3 @@ def _check(endpoint: Endpoint, heading: Heading) -> None:
 
 def _ungenerated(endpoint: Endpoint) -> int:
     return TRANSCRIPT_TOKENS if endpoint.multipart else 0
-
-
-def _least(body: Body, prompt_tokens: int) -> int:
-    """What the longest prompt of the body surely has: ids count as they are, text at least half of its estimate."""
-    content = body.content
-    text = prompt_tokens - content.ids - content.media
-    return (content.ids + (text // 2 if text > 0 else 0)) // content.prompts

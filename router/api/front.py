@@ -44,7 +44,7 @@ class Front:
             return self._cors.answer(turn)
         endpoint = self._hot.get(turn.path)
         if endpoint is not None and turn.method == "POST":
-            return self._completions.create(endpoint, turn)
+            return self._completions.serve(self._completions.read, endpoint, turn)
         return self._rest(endpoint, turn)
 
     async def _rest(self, endpoint: Endpoint | None, turn: Turn) -> None:

@@ -67,7 +67,7 @@ class Presence(msgspec.Struct, eq=False):
 
     def __enter__(self) -> "Presence":
         watch = self._watch
-        self._asked_at = self._beat_at = self._moved_at = self._turn.now()
+        self._asked_at = self._beat_at = self._moved_at = self._turn.connection.loop.time()
         watch.present.add(self)
         if watch.timer is None:
             watch.begin()
@@ -77,19 +77,22 @@ class Presence(msgspec.Struct, eq=False):
         self._watch.present.discard(self)
         # a circle would wait for the garbage collector
         self._turn.left = self.beat = None
-        task = self._turn.task
-        if self.ended is not None and task is not None and not task.uncancel() and kind is asyncio.CancelledError:
-            raise self._meaning(self.ended) from error
+        if self.ended is not None:
+            task = self._turn.task
+            if task is not None and not task.uncancel() and kind is asyncio.CancelledError:
+                raise self._meaning(self.ended) from error
 
     def whole_body(self, limit: int) -> bytes | None:
         """The request body if it is all here; else ask for `body`. Raises TooLarge over `limit` bytes."""
-        raw = self._turn.take()
-        if raw is None:
+        turn = self._turn
+        if not turn.whole or turn.told or turn.gone:
             return None
+        turn.told, parts = True, turn.parts
+        raw = parts[0] if len(parts) == 1 else b"".join(parts)
         if len(raw) > limit:
             raise too_large(limit)
         self.body_read = True
-        self._turn.left = self._leave
+        turn.left = self._leave
         return raw
 
     async def body(self, limit: int) -> bytes:
@@ -107,7 +110,7 @@ class Presence(msgspec.Struct, eq=False):
             more = message["more_body"]
             self.moves += 1
         self.pending, self.body_read = None, True
-        self._asked_at = self._beat_at = self._turn.now()
+        self._asked_at = self._beat_at = self._turn.connection.loop.time()
         self._turn.left = self._leave
         return b"".join(parts)
 

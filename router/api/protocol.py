@@ -21,7 +21,7 @@ import msgspec
 from uvicorn.config import Config
 from uvicorn.server import ServerState
 
-from router.api.turn import Turn
+from router.api.turn import BUFFERED_BYTES, Turn
 
 HEAD_S = 10.0
 """Longest time from the first byte of a request to the end of its head."""
@@ -30,10 +30,12 @@ HEAD_S = 10.0
 class FrontProtocol(asyncio.Protocol):
     """One client connection; uvicorn's `app` is called with each `Turn` and what it returns is awaited.
 
-    `head_limit` is the largest request head in bytes; `stuffed`: the client reads slowly."""
+    `head_limit` is the largest request head in bytes; `stuffed`: the client reads slowly; `date_lines` are the headers
+    uvicorn gives every answer, as they are sent."""
 
     head_limit: ClassVar[int] = 65536
-    _date: ClassVar[tuple[object, bytes]] = (None, b"")
+    date_lines: ClassVar[bytes] = b""
+    dated: ClassVar[object] = None  # what `date_lines` were made of
 
     def __init__(
         self,
@@ -49,7 +51,7 @@ class FrontProtocol(asyncio.Protocol):
         self.server: tuple[str, int] | None = None
         self.stuffed = False
         self._serve: Any = config.app
-        self._state = server_state
+        self.state = server_state
         self._keep_alive_s = float(config.timeout_keep_alive)
         self._parser: Any = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -69,13 +71,13 @@ class FrontProtocol(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast("asyncio.Transport", transport)
-        self._state.connections.add(self)  # type: ignore[arg-type]
+        self.state.connections.add(self)  # type: ignore[arg-type]
         self.client = _address(transport.get_extra_info("peername"))
         self.server = _address(transport.get_extra_info("sockname"))
         self._until(self._keep_alive_s)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._state.connections.discard(self)
+        self.state.connections.discard(self)
         if self._alarm is not None:
             self._alarm.cancel()
         self._parser = None  # it holds our methods: a cycle
@@ -140,17 +142,17 @@ class FrontProtocol(asyncio.Protocol):
             if size > self.head_limit:
                 self._refuse(431, "The request head is too large.", "request_header_fields_too_large")
                 return
-        self._turn = turn = Turn(self, headers)
-        parser = self._parser
-        turn.method = parser.get_method().decode("ascii")
         if url.startswith(b"/") and b"#" not in url:
-            path, _, turn.query = url.partition(b"?")
+            raw_path, _, query = url.partition(b"?")
         else:
             parsed = httptools.parse_url(url)
-            path, turn.query = parsed.path, parsed.query or b""
-        turn.raw_path = path
-        turn.path = path.decode("ascii") if b"%" not in path else unquote(path.decode("ascii"))
-        turn.keep_alive = parser.should_keep_alive()
+            raw_path, query = parsed.path, parsed.query or b""
+        path = raw_path.decode("ascii")
+        if "%" in path:
+            path = unquote(path)
+        parser = self._parser
+        method, keep_alive = parser.get_method().decode("ascii"), parser.should_keep_alive()
+        self._turn = turn = Turn(self, headers, method, path, raw_path, query, keep_alive)
         if parser.get_http_version() != "1.1":
             turn.version, turn.keep_alive = parser.get_http_version(), False
         if self._answering is None:
@@ -165,26 +167,32 @@ class FrontProtocol(asyncio.Protocol):
             return
         if turn.complete:
             self._until(self._keep_alive_s)
-        elif turn.more(body):
+            return
+        turn.parts.append(body)
+        turn.size += len(body)
+        if turn.news is not None:
+            turn.news.set()
+        if turn.size > BUFFERED_BYTES:
             self._pause_reading()
 
     def on_message_complete(self) -> None:
         self._in_head, self._head_bytes = True, 0
-        if self._turn is not None:
-            self._turn.ended()
+        turn = self._turn
+        if turn is not None:
+            turn.whole = True
+            if turn.news is not None:
+                turn.news.set()
 
     # What a turn says
 
-    def date_line(self) -> bytes:
-        """The headers uvicorn gives every answer: the date, told once a second."""
-        told = self._state.default_headers
-        if FrontProtocol._date[0] is not told:
-            FrontProtocol._date = (told, b"".join(b"%b: %b\r\n" % pair for pair in told))
-        return FrontProtocol._date[1]
+    def date(self) -> None:
+        """A second has passed since `date_lines` were made."""
+        FrontProtocol.dated = self.state.default_headers
+        FrontProtocol.date_lines = b"".join(b"%b: %b\r\n" % pair for pair in self.state.default_headers)
 
     def answered(self, turn: Turn, *, whole: bool) -> None:
         """An answer is complete; one shorter than its head said is not `whole`, and ends the connection."""
-        self._state.total_requests += 1
+        self.state.total_requests += 1
         self._answering = None
         if not (turn.keep_alive and whole):
             self.transport.close()
@@ -194,7 +202,10 @@ class FrontProtocol(asyncio.Protocol):
             if self._waiting:
                 self._start(self._waiting.popleft())
             else:
-                self._until(HEAD_S if self._in_head and self._head_bytes else self._keep_alive_s)
+                seconds = HEAD_S if self._in_head and self._head_bytes else self._keep_alive_s
+                self._deadline = deadline = self.loop.time() + seconds
+                if self._alarm_at > deadline:
+                    self._arm(deadline)
 
     def resume_reading(self) -> None:
         """Whoever was made to wait may send again."""
@@ -225,11 +236,11 @@ class FrontProtocol(asyncio.Protocol):
     def _until(self, seconds: float) -> None:
         self._deadline = deadline = self.loop.time() + seconds
         if self._alarm_at > deadline:
-            if self._alarm is not None:
-                self._alarm.cancel()
             self._arm(deadline)
 
     def _arm(self, at: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
         self._alarm_at = at
         self._alarm = self.loop.call_at(at, self._ring)
 

@@ -39,13 +39,14 @@ class Answering(msgspec.Struct, eq=False):
     _protocol: Protocol
     id: str
     _streams: AbstractContextManager[object]
-    _call: Call | None = None
+    _said: bytes = b""
     _beat: asyncio.Task[None] | None = None
     streaming: bool = False
 
     def expect(self, call: Call) -> None:
         """The call is about to wait: from now on a streaming caller hears a heartbeat."""
-        self._call = call
+        said = self.id.encode(), call.workload.encode(), call.reason.encode()
+        self._said = b"x-request-id: %b\r\nx-ebbtide-workload: %b\r\nx-ebbtide-reason: %b\r\n" % said
         if call.stream and self._protocol is not Protocol.PLAIN:
             self._presence.beat = self._heartbeat
 
@@ -64,22 +65,17 @@ class Answering(msgspec.Struct, eq=False):
         await self._opaque(reply)
         return None
 
-    async def finish(self, reply: Reply, held: bytes | None) -> None:
-        """Send the rest, after room was given back."""
-        turn, presence = self._turn, self._presence
-        presence.finishing = True
+    def finish(self, reply: Reply, held: bytes | None) -> None:
+        """Send the rest, after room was given back and the client has `drained` what came before."""
+        turn = self._turn
         if held is None:
-            held = b""
+            turn.end()
         elif turn.started:
-            held = self._late(reply.status, held)
+            turn.end(self._late(reply.status, held))
         else:
             if reply.status >= 400 and self._protocol is Protocol.MESSAGES:
                 held = errors.envelope(reply.status, errors.inner(held).message)
-            turn.begin(reply.status, self._about(reply), len(held))
-            presence.headed = True
-        if turn.stuffed:
-            await self._drained()
-        turn.end(held)
+            turn.answer(reply.status, self._about(reply), held)
 
     async def fail(self, answer: Answer) -> None:
         """Tell the caller why there is no answer, in whatever way is still open."""
@@ -125,8 +121,8 @@ class Answering(msgspec.Struct, eq=False):
         """Send what comes as it comes; while the client does not take it, the node is not read."""
         turn = self._turn
         while True:
-            if turn.stuffed:
-                await self._drained()
+            if turn.connection.stuffed:
+                await self.drained()
             if not await reply.flow(turn.write):
                 return
 
@@ -141,11 +137,11 @@ class Answering(msgspec.Struct, eq=False):
         self._presence.headed = True
 
     async def _end(self, body: bytes) -> None:
-        if self._turn.stuffed:
-            await self._drained()
+        if self._turn.connection.stuffed:
+            await self.drained()
         self._turn.end(body)
 
-    async def _drained(self) -> None:
+    async def drained(self) -> None:
         """Wait until the client has read enough; one that reads nothing ends the call."""
         self._presence.pending = Outcome.CLIENT_STALLED
         await self._turn.drain()
@@ -153,25 +149,18 @@ class Answering(msgspec.Struct, eq=False):
         self._presence.moves += 1
 
     def _about(self, reply: Reply) -> bytes:
-        theirs, node = lines(reply.headers), reply.node.encode()
-        queue_ms = reply.queued_s * 1000
-        return b"%b%bx-ebbtide-node: %b\r\nx-ebbtide-queue-ms: %d\r\n" % (theirs, self._said(), node, queue_ms)
-
-    def _said(self) -> bytes:
-        call = self._call
-        assert call is not None
-        said = self.id.encode(), call.workload.encode(), call.reason.encode()
-        return b"x-request-id: %b\r\nx-ebbtide-workload: %b\r\nx-ebbtide-reason: %b\r\n" % said
+        told = lines(reply.headers), self._said, reply.node.encode(), reply.queued_s * 1000
+        return b"%b%bx-ebbtide-node: %b\r\nx-ebbtide-queue-ms: %d\r\n" % told
 
     def _heartbeat(self) -> None:
         if self._beat is None or self._beat.done():
             self._beat = asyncio.get_running_loop().create_task(self._comment())
 
     async def _comment(self) -> None:
-        if self._turn.stuffed:
-            await self._drained()
+        if self._turn.connection.stuffed:
+            await self.drained()
         if not self._turn.started:
-            self._start(200, _EVENT_STREAM + self._said() + _STREAMED, None)
+            self._start(200, _EVENT_STREAM + self._said + _STREAMED, None)
             self.streaming = True
         self._turn.write(KEEP_ALIVE)
         self._presence.moves += 1

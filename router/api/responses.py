@@ -30,9 +30,9 @@ class Responses:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         turn: Turn = scope["extensions"][TURN]
-        await self._completions.serve(Protocol.RESPONSES, partial(self._call, scope), turn)
+        await self._completions.serve(partial(self._call, scope), _LOOKING, turn)
 
-    async def _call(self, scope: Scope, request_id: str, presence: Presence) -> Call:
+    async def _call(self, scope: Scope, endpoint: Endpoint, _turn: Turn, request_id: str, presence: Presence) -> Call:
         house = self._house
         response_id: str = scope["path_params"]["id"]
         caller = house.keyring.caller(scope["headers"])
@@ -46,7 +46,7 @@ class Responses:
         method: str = scope["method"]
         return Call(
             id=request_id,
-            endpoint=_LOOKING,
+            endpoint=endpoint,
             model=owner.model,
             body=body,
             prompt_tokens=0,

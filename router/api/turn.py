@@ -10,7 +10,7 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -38,10 +38,11 @@ class Turn(msgspec.Struct, eq=False):
 
     `keep_alive`: the connection may be used again. `whole`: the body is all here. `started`, `complete`: of the
     answer. `gone`: the client's connection is lost; `left` is called when that happens before the answer is complete.
-    `also` are header lines the answer carries whoever makes it; `task` serves the request.
+    `also` are header lines the answer carries whoever makes it; `task` serves the request. `parts` of the body, `size`
+    bytes, have come and are not `told` yet; `news` wakes who waits for them. The connection adds to them.
     """
 
-    _connection: "FrontProtocol"
+    connection: "FrontProtocol"
     headers: list[tuple[bytes, bytes]]
     method: str = ""
     path: str = ""
@@ -56,19 +57,19 @@ class Turn(msgspec.Struct, eq=False):
     left: Callable[[], None] | None = None
     also: bytes | None = None
     task: asyncio.Task[None] | None = None
+    told: bool = False
+    parts: list[bytes] = []
+    size: int = 0
+    news: asyncio.Event | None = None
     _asked: bool = False
-    _told: bool = False
     _chunked: bool = False
-    _parts: list[bytes] = []
-    _size: int = 0
-    _news: asyncio.Event | None = None
     _head: bytes = b""
     _left_bytes: int | None = None
 
     @property
     def scope(self) -> Scope:
         """The request as ASGI tells it."""
-        connection = self._connection
+        connection = self.connection
         return {
             "type": "http",
             "asgi": {"version": "3.0", "spec_version": "2.3"},
@@ -93,54 +94,42 @@ class Turn(msgspec.Struct, eq=False):
         except Exception:
             log.error("request failed through a fault of ours", exc_info=True)
         finally:
-            self._connection.tasks.discard(self.task)
+            self.connection.tasks.discard(self.task)
             self.task = None
             if not (self.complete or self.gone):
-                self._connection.transport.close()
-
-    def now(self) -> float:
-        """Seconds of the event loop's clock."""
-        return self._connection.loop.time()
+                self.connection.transport.close()
 
     # The request
-
-    def take(self) -> bytes | None:
-        """The whole body if it is here and nobody has read of it; None otherwise."""
-        if not self.whole or self._told or self.gone:
-            return None
-        self._told = True
-        parts = self._parts
-        return parts[0] if len(parts) == 1 else b"".join(parts)
 
     async def receive(self) -> Message:
         """What ASGI says of it: more of the body, or that the client is gone (or has been answered)."""
         if not (self._asked or self.started or self.gone):
             self._asked = True
             if _waits_for_a_word(self.headers):
-                self._connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+                self.connection.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         while not (self.gone or self.complete):
-            if not self._told and (self._parts or self.whole):
-                body = b"".join(self._parts)
-                self._parts.clear()
-                self._size = 0
-                self._told = self.whole
+            if not self.told and (self.parts or self.whole):
+                body = b"".join(self.parts)
+                self.parts.clear()
+                self.size = 0
+                self.told = self.whole
                 return {"type": "http.request", "body": body, "more_body": not self.whole}
-            self._connection.resume_reading()
-            if self._news is None:
-                self._news = asyncio.Event()
-            self._news.clear()
-            await self._news.wait()
+            self.connection.resume_reading()
+            if self.news is None:
+                self.news = asyncio.Event()
+            self.news.clear()
+            await self.news.wait()
         return {"type": "http.disconnect"}
 
     # The answer
 
     async def send(self, message: Message) -> None:
         """Say a part of the answer in ASGI's words."""
-        if self._connection.stuffed:
+        if self.connection.stuffed:
             await self.drain()
         if message["type"] == "http.response.start":
             self.head(message["status"], message["headers"])
-            self._connection.loop.call_soon(self.flush)
+            self.connection.loop.call_soon(self.flush)
         else:
             body = message.get("body", b"")
             if message.get("more_body", False):
@@ -163,8 +152,6 @@ class Turn(msgspec.Struct, eq=False):
     def begin(self, status: int, said: bytes, length: int | None) -> None:
         """The head of the answer, held until the first bytes of its body. `said` are header lines (see `lines`)."""
         self.started = True
-        if self.also is not None:
-            said = _without_permissions(said) + self.also
         if length is not None:
             framing = b"content-length: %d\r\n" % length
         elif status in _BODYLESS:
@@ -176,17 +163,15 @@ class Turn(msgspec.Struct, eq=False):
         if self.method == "HEAD":
             length, self._chunked = 0, False
         self._left_bytes = length
-        close = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
-        status_line = _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
-        self._head = b"%b%b%b%b%b" % (status_line, self._connection.date_line(), said, framing, close)
+        self._head = self._framed(status, said, framing)
 
     def write(self, data: bytes) -> bool:
         """More of the body, with the head if that is still held. False once the client reads too slowly: `drain`."""
         if data and not self.gone:
             head, self._head = self._head, b""
             data = b"%b%x\r\n%b\r\n" % (head, len(data), data) if self._chunked else head + self._sized(data)
-            self._connection.transport.write(data)
-        return not self._connection.stuffed
+            self.connection.transport.write(data)
+        return not self.connection.stuffed
 
     def end(self, data: bytes = b"") -> None:
         """The last of the body: the answer is complete."""
@@ -203,31 +188,47 @@ class Turn(msgspec.Struct, eq=False):
         self.complete = True
         if not self.gone:
             if self._head or last:
-                self._connection.transport.write(self._head + last)
+                self.connection.transport.write(self._head + last)
             self._head = b""
-            self._connection.answered(self, whole=whole)
-        if self._news is not None:
-            self._news.set()
+            self.connection.answered(self, whole=whole)
+        if self.news is not None:
+            self.news.set()
+
+    def answer(self, status: int, said: bytes, body: bytes) -> None:
+        """The whole answer at once: `begin` and `end` in one."""
+        self.started = self.complete = True
+        head = self._framed(status, said, b"content-length: %d\r\n" % len(body))
+        if not self.gone:
+            self.connection.transport.write(head if self.method == "HEAD" else head + body)
+            self.connection.answered(self, whole=True)
+        if self.news is not None:
+            self.news.set()
 
     def flush(self) -> None:
         """Send a head nothing followed."""
         if self._head and not self.gone:
             head, self._head = self._head, b""
-            self._connection.transport.write(head)
-
-    @property
-    def stuffed(self) -> bool:
-        """Whether the client reads slower than we write: await `drain` before the next write."""
-        return self._connection.stuffed
+            self.connection.transport.write(head)
 
     async def drain(self) -> None:
         """Wait until the client has read enough, or is gone."""
-        await self._connection.drain()
+        await self.connection.drain()
 
     def abort(self) -> None:
         """End the connection at once, whatever is still unsent."""
         self._head = b""
-        self._connection.transport.abort()
+        self.connection.transport.abort()
+
+    def _framed(self, status: int, said: bytes, framing: bytes) -> bytes:
+        """A head that says so, and what every answer says."""
+        if self.also is not None:
+            said = _without_permissions(said) + self.also
+        connection = self.connection
+        if connection.state.default_headers is not connection.dated:
+            connection.date()
+        close = b"\r\n" if self.keep_alive else b"connection: close\r\n\r\n"
+        status_line = _STATUS.get(status) or b"HTTP/1.1 %d \r\n" % status
+        return b"%b%b%b%b%b" % (status_line, connection.date_lines, said, framing, close)
 
     def _sized(self, data: bytes) -> bytes:
         """No more of the body than was announced, and nothing of it where there is none."""
@@ -241,37 +242,22 @@ class Turn(msgspec.Struct, eq=False):
 
     # What the connection says
 
-    def more(self, data: bytes) -> bool:
-        """More of the body came. Whether that is enough for the moment."""
-        self._parts.append(data)
-        self._size += len(data)
-        if self._news is not None:
-            self._news.set()
-        return self._size > BUFFERED_BYTES
-
-    def ended(self) -> None:
-        """The body is whole."""
-        self.whole = True
-        if self._news is not None:
-            self._news.set()
-
     def lost(self) -> None:
         """The client is gone."""
         self.gone = True
-        if self._news is not None:
-            self._news.set()
+        if self.news is not None:
+            self.news.set()
         left, self.left = self.left, None
         if left is not None and not self.complete:
             left()
 
 
-def lines(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
+def lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
     """Header lines as they are sent. Raises ValueError for one that holds a control character."""
-    told = [b"%b: %b\r\n" % pair for pair in headers]
-    joined = b"".join(told)
-    if len(joined.translate(None, _CONTROLS)) + 2 * len(told) != len(joined):
+    told = b"\r\n".join([*map(b": ".join, headers), b""])
+    if len(told) - len(told.translate(None, _CONTROLS)) != 2 * len(headers):
         raise ValueError("a header holds a control character")
-    return joined
+    return told
 
 
 def _without_permissions(said: bytes) -> bytes:

@@ -218,27 +218,24 @@ def read_body(endpoint: Endpoint, raw: bytes) -> Body:
     `invalid_type` or `invalid_value`; both are None when the body is not a JSON object in UTF-8.
     """
     try:
-        read = _read_text_chat(raw) if endpoint.path == "chat/completions" and len(raw) < FLOOD_FROM else None
-        if read is None:
-            raw = raw.removeprefix(_BOM)
-            read = _read_any(endpoint, raw)
+        if endpoint.path == "chat/completions" and len(raw) < FLOOD_FROM:
+            try:
+                chat = _decode_text_chat(raw)
+            except msgspec.DecodeError:
+                pass  # another body than a chat of texts and nothing else, or none
+            else:
+                check_form(raw)
+                return Body.of(chat, Content.of_messages(list(map(_text_of, chat.messages))))
+        raw = raw.removeprefix(_BOM)
+        fields, content = _read_any(endpoint, raw)
         check_form(raw)
-        return Body.of(*read)
+        return Body.of(fields, content)
     except msgspec.ValidationError as error:
         raise _wrong_field(str(error)) from None
     except msgspec.DecodeError:
         raise not_json("it is not valid JSON" if raw else "it is empty") from None
     except RecursionError:
         raise not_json("it is nested too deeply") from None
-
-
-def _read_text_chat(raw: bytes) -> tuple[_Routing, Content] | None:
-    """Read a chat of texts and nothing else, which most are; None for what is another body, or none."""
-    try:
-        fields = _decode_text_chat(raw)
-    except msgspec.DecodeError:
-        return None
-    return fields, Content.of_messages(list(map(_text_of, fields.messages)))
 
 
 def _read_any(endpoint: Endpoint, raw: bytes) -> tuple[_Routing, Content]:

@@ -36,7 +36,7 @@ def classify(  # noqa: PLR0913  # one keyword for each sign
     *,
     header: str | None,
     key_class: Workload | None,
-    job: bool,
+    job: bool = False,
     body: Body,
     prompt_tokens: int,
     long_prompt_tokens: int,

@@ -81,10 +81,13 @@ class Content(msgspec.Struct):
     @classmethod
     def of_messages(cls, texts: list[str]) -> Self:
         """Chat messages that are each one text, measured."""
-        chars, size = _sizes(texts, [])
-        overhead = ANSWER_HEAD + MESSAGE * len(texts)
-        whole = size <= KEPT_BYTES and len(texts) <= KEPT_TEXTS
-        return cls(texts=texts if whole else [], chars=chars, text_bytes=size, overhead=overhead, whole=whole)
+        together = "".join(texts)
+        chars = len(together)
+        size = chars if together.isascii() else len(together.encode())
+        content = cls(texts, chars=chars, text_bytes=size, overhead=ANSWER_HEAD + MESSAGE * len(texts))
+        if size > KEPT_BYTES or len(texts) > KEPT_TEXTS:
+            content.texts, content.whole = [], False
+        return content
 
     def measure(self) -> None:
         """Sum up the texts, and let go of them if they are too many to count."""

@@ -123,6 +123,20 @@ async def test_a_slow_reader_that_reads_is_not_let_go(rig: Rig) -> None:
         assert size > 2**16
 
 
+async def test_whole_answers_wait_for_a_client_that_reads_late(rig: Rig) -> None:
+    answer = b'{"choices":[],"pad":"%b"}' % (b"x" * 7 * 2**20)
+    node = await rig.node(script=Script(answer=answer))
+    app = await rig.router()
+    async with await Connection.open(app.port, receive_buffer=65536) as line:
+        await line.send(request("/v1/chat/completions", chat()) * 3)
+        await eventually(lambda: node.accepted == 2 and node.inflight == 0 and app.held == 0)
+        got = bytearray()
+        while len(got) <= 3 * len(answer) or not got.endswith(b'"}'):
+            got += await line.read(2**20)
+    assert (got.count(b"HTTP/1.1 200 OK\r\n"), got.count(answer)) == (3, 3)
+    assert node.accepted == 3
+
+
 async def test_an_answer_that_does_not_come_is_refused_before_clients_give_up(rig: Rig) -> None:
     node = await rig.node(script=Script(nohead=2.5))
     app = await rig.router(server={"head_s": 0.5})

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Rig
-from tests.rig import App, ask
+from tests.rig import App, Connection, ask, request
 
 KEYS = [{"name": "ann", "key": "sk-ann"}, {"name": "bob", "key": "sk-bob"}]
 ANN, BOB = ((("Authorization", f"Bearer sk-{name}"),) for name in ("ann", "bob"))
@@ -61,6 +61,17 @@ async def test_a_response_is_cancelled_and_deleted_where_it_is(rig: Rig, app: Ap
     assert (seen.method, seen.path) == ("POST", f"{path}/cancel")
     await ask(app.port, path=path, method="DELETE", headers=ANN)
     assert (await ask(app.port, path=path, method="GET", headers=ANN)).status == 404
+
+
+async def test_a_look_at_the_head_has_no_body_and_keeps_the_connection(app: App) -> None:
+    made, _ = await create(app, background=True)
+    whole = await ask(app.port, path=f"/v1/responses/{made}", method="GET", headers=ANN)
+    async with await Connection.open(app.port) as line:
+        for _ in range(2):
+            await line.send(request(f"/v1/responses/{made}", method="HEAD", headers=ANN))
+            reply = await line.reply("HEAD")
+            assert (reply.status, reply.body) == (200, b"")
+            assert reply.header("content-length") == whole.header("content-length")
 
 
 async def test_a_query_goes_on(rig: Rig, app: App) -> None:
