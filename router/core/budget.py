@@ -72,11 +72,8 @@ class Permit(msgspec.Struct, eq=False):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        budget = self.budget
-        if budget is not None:
-            self.budget = None
-            budget._remove(self)
-        self.left = None
+        if self.budget is not None:
+            self.budget.give_back(self)
 
     @property
     def phase(self) -> Phase:
@@ -94,7 +91,8 @@ class Permit(msgspec.Struct, eq=False):
         """Take it back: its room is free now, and whoever holds the block is told to leave."""
         self.taken = True
         left = self.left
-        self.__exit__(None, None, None)
+        if self.budget is not None:
+            self.budget.give_back(self)
         if left is not None:
             left()
 
@@ -270,7 +268,9 @@ class Budget:
         else:
             self.batch_reading -= 1
 
-    def _remove(self, permit: Permit) -> None:
+    def give_back(self, permit: Permit) -> None:
+        """A permit holds its room no longer."""
+        permit.budget = permit.left = None
         if permit.spoke_at is None:
             self.read(permit)
         room = permit.room

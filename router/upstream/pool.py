@@ -77,10 +77,15 @@ class Exchange(msgspec.Struct, eq=False):
         self.headers = connection.headers
 
     def close(self) -> None:
-        """Leave the block: an answer that was not read to its end is ended."""
+        """Leave the block: a connection that may be used again waits, with any other its answer is ended."""
         connection, self._connection = self._connection, None
-        if connection is not None:
-            self._pool.give_back(connection)
+        if connection is None:
+            return
+        pool = self._pool
+        if pool.keeps and len(pool.waiting) < pool.bounds.idle_connections and connection.keep():
+            pool.waiting[connection] = None
+        else:
+            connection.abort()
 
     # The answer
 
@@ -149,17 +154,18 @@ class Pool:
     """Connections to one target. `open` counts those whose transport is not gone, `idle` those of them that wait.
 
     `bounds` may be replaced at any time and hold for connections made after. `waiting` are the idle connections, the
-    one used last at the end.
+    one used last at the end; `keeps` says whether there may be more of them.
     """
 
-    __slots__ = ("_closed", "_emptied", "_open", "_retired", "_target", "bounds", "waiting")
+    __slots__ = ("_closed", "_emptied", "_open", "_target", "bounds", "keeps", "waiting")
 
     def __init__(self, target: Target, bounds: Bounds | None = None) -> None:
         self._target = target
         self.bounds = bounds or Bounds()
         self.waiting: dict[Connection, None] = {}
         self._open: set[Connection] = set()
-        self._closed = self._retired = False
+        self._closed = False
+        self.keeps = True
         self._emptied: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -188,14 +194,14 @@ class Pool:
 
     def retire(self) -> None:
         """Close what waits now, and everything else as it is given back. What runs is not touched."""
-        self._retired = True
+        self.keeps = False
         waiting, self.waiting = self.waiting, {}
         for connection in waiting:
             connection.abort()
 
     async def close(self) -> None:
         """Abort every connection, whoever uses it, and wait until the transports are gone. No exchange begins after."""
-        self._closed = True
+        self._closed, self.keeps = True, False
         for connection in list(self._open):
             connection.fail(Stopped("The router is shutting down."))
         while self._open:
@@ -230,14 +236,6 @@ class Pool:
             connection.abort()
             raise Stopped("The router is shutting down.")
         return connection
-
-    def give_back(self, connection: Connection) -> None:
-        """Keep a connection that may be used again; abort any other."""
-        full = len(self.waiting) >= self.bounds.idle_connections
-        if not (full or self._closed or self._retired) and connection.keep():
-            self.waiting[connection] = None
-        else:
-            connection.abort()
 
     # What connections tell
 
