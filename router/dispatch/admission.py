@@ -113,7 +113,7 @@ class Admission:
         """Room for the call if it may run now, held like that of `grant`; else who has to `wait` at once."""
         if self.closed:
             raise Overloaded("The router is shutting down; send the call again.", retry_after_s=1)
-        wait, queue = None, self._queues[call.workload]
+        wait, queue = None, self._chats if call.workload is INTERACTIVE else self._lines
         situation.patience = queue.limits.patience_s
         if not queue.waiters or situation.returned or not self._behind(call):
             now = self._clock()

@@ -151,12 +151,6 @@ class Dispatcher:
         if written:
             self.admission.ended(trip.call, trip.node, trip.permit, written)
 
-    def first_grant(self, trip: Trip) -> Grant | RelayGrant | Waiter:
-        """Where a call goes first, or who has to be waited for. Raises an Answer when there is nowhere."""
-        if trip.call.bound_to == RELAY:
-            return RelayGrant(RelayCause.OWNER)
-        return self.admission.ask(trip.call, trip.situation, trip.began_at)
-
     def leg(self, trip: Trip, grant: Grant | RelayGrant) -> Leg:
         """A leg begins, which is to be opened now. Raises an Answer where the relay will not have it."""
         node = permit = None
@@ -234,13 +228,16 @@ class Opening(msgspec.Struct, eq=False):
     _leg: Leg | None = None
 
     async def __aenter__(self) -> Reply:
-        dispatcher, admission = self._dispatcher, self._dispatcher.admission
-        self._trip = trip = dispatcher.set_out(self._call, self._past)
+        dispatcher, call, reply = self._dispatcher, self._call, None
+        admission = dispatcher.admission
+        self._trip = trip = dispatcher.set_out(call, self._past)
         try:
-            grant = dispatcher.first_grant(trip)
+            if call.bound_to == RELAY:
+                grant: Grant | RelayGrant | Waiter = RelayGrant(RelayCause.OWNER)
+            else:
+                grant = admission.ask(call, trip.situation, trip.began_at)
             if isinstance(grant, Waiter):
                 grant = await admission.wait(grant)
-            reply = None
             while reply is None:
                 self._leg = leg = dispatcher.leg(trip, grant)
                 try:
@@ -254,7 +251,7 @@ class Opening(msgspec.Struct, eq=False):
                 self._leg.close()
             dispatcher.come_home(trip, error)
             raise
-        if trip.permit is not None and trip.call.reason is not JOB:
+        if trip.permit is not None and call.reason is not JOB:
             trip.permit.firm = True  # somebody reads along: what they have read cannot be taken back
         admission.changed()
         trip.committed = True

@@ -269,8 +269,9 @@ class Connection(asyncio.Protocol):
         if phase == IDLE or self.done:
             self._unasked()
             return
+        size = len(data)
         self.touched = True
-        self._framing += len(data)
+        self._framing += size
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
@@ -283,7 +284,7 @@ class Connection(asyncio.Protocol):
         elif (not self._chunks or self._phase == HEAD) and not self._framed(phase):
             return
         self._framing = 0
-        self._buffered += len(data)
+        self._buffered += size
         if self._buffered > self._bounds.buffer_bytes and not (self._halted or self.done):
             self._halted = True
             self._transport.pause_reading()
