@@ -147,9 +147,8 @@ class Reply(msgspec.Struct, eq=False):
         FirstByteTimeout when a stream that is not has no token within it. So does a coding nobody knows.
         """
         told = dict(self.headers)
-        kind = told.get(b"content-type", b"").lower()
-        coding = told[b"content-encoding"].lower() if b"content-encoding" in told else b""
-        coded = coding not in (b"", b"identity")
+        kind, coding = told.get(b"content-type", b"").lower(), told.get(b"content-encoding", b"")
+        coded = coding != b"" and coding.lower() != b"identity"
         if kind.startswith(b"application/json"):
             rename = None if coded else rename
             whole = upstream.whole()

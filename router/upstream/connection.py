@@ -26,6 +26,9 @@ HEAD: Final = 1
 BODY: Final = 2
 LOST: Final = 3
 
+#: Phases in which an answer is awaited.
+ASKED: Final = frozenset((HEAD, BODY))
+
 #: A body goes out in pieces of this many bytes, so an early answer is seen between them.
 PIECE: Final = 262144
 #: Interim (1xx) answers before the final one; 100 and a few 103 are all that servers send.
@@ -264,9 +267,7 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         phase = self._phase
-        if phase == LOST or self._parser is None:
-            return
-        if phase == IDLE or self.done:
+        if self.done or phase not in ASKED:
             self._unasked()
             return
         size = len(data)
