@@ -70,6 +70,7 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
 
 
 JOB = Reason.JOB
+"""Under a name of its own: every call is compared with it, and an enum's attribute is a slow look-up in 3.11."""
 _SIGNS = {ConnectFailed: Sign.GONE, FirstByteTimeout: Sign.SILENT}
 """What a failure says of the node; any other is a fault."""
 
@@ -246,14 +247,16 @@ class Opening(msgspec.Struct, eq=False):
                     self._leg = None
                     leg.close()
                     grant = await dispatcher.next_grant(trip, error)
+            if trip.permit is not None and call.reason is not JOB:
+                trip.permit.firm = True  # somebody reads along: what they have read cannot be taken back
+            admission.changed()
         except BaseException as error:
-            if self._leg is not None:
-                self._leg.close()
-            dispatcher.come_home(trip, error)
+            try:
+                if self._leg is not None:
+                    self._leg.close()
+            finally:
+                dispatcher.come_home(trip, error)
             raise
-        if trip.permit is not None and call.reason is not JOB:
-            trip.permit.firm = True  # somebody reads along: what they have read cannot be taken back
-        admission.changed()
         trip.committed = True
         trip.status = reply.status
         return reply
