@@ -234,12 +234,14 @@ class Reply(msgspec.Struct, eq=False):
         return more
 
     async def _flow_events(self, upstream: Exchange | Unpacked, events: Events, write: Callable[[bytes], bool]) -> bool:
-        heard = self.trip.heard
+        clock, node = self.trip.clock, self.trip.node
+        markless = self.trip.call.endpoint.protocol in _MARKLESS
 
         def take(data: bytes) -> bool:
-            heard()
+            if node is not None:
+                node.heard_at = clock()  # whoever sends is alive
             shown = events.feed(data)
-            return (not shown or write(shown)) and not self._ended(events)
+            return (not shown or write(shown)) and not (events.done or (markless and events.complete))
 
         try:
             if not self._ended(events) and await upstream.flow(take) and not self._ended(events):

@@ -88,11 +88,6 @@ class Trip(msgspec.Struct, eq=False):
             node.spoke(permit, now, streamed=self.call.stream)
             node.observe(GOOD, now, "answered")
 
-    def heard(self) -> None:
-        """More of the answer came: whoever sends is alive."""
-        if self.node is not None:
-            self.node.heard_at = self.clock()
-
     def ended(self, *, errored: bool = False) -> None:
         """The answer came to its own end."""
         self.outcome = Outcome.FAILED if errored else Outcome.COMPLETED
