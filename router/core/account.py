@@ -79,8 +79,10 @@ class Accounts:
             whole.first_token[bisect_left(FIRST_TOKEN_S, seconds)] += 1
             whole.first_token_s += seconds
         if usage is not None:
-            whole.prompt += max(0, usage.prompt)
-            whole.output += max(0, usage.completion)
+            if usage.prompt > 0:
+                whole.prompt += usage.prompt
+            if usage.completion > 0:
+                whole.output += usage.completion
 
     def _begin(self, kind: Kind) -> Sum:
         if len(self._sums) >= MOST_KINDS:

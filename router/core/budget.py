@@ -72,11 +72,8 @@ class Permit(msgspec.Struct, eq=False):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
-        budget = self.budget
-        if budget is not None:
-            self.budget = None
-            budget._remove(self)
-        self.left = None
+        if self.budget is not None:
+            self.budget.give_back(self)
 
     @property
     def phase(self) -> Phase:
@@ -94,7 +91,8 @@ class Permit(msgspec.Struct, eq=False):
         """Take it back: its room is free now, and whoever holds the block is told to leave."""
         self.taken = True
         left = self.left
-        self.__exit__(None, None, None)
+        if self.budget is not None:
+            self.budget.give_back(self)
         if left is not None:
             left()
 
@@ -199,7 +197,9 @@ class Budget:
 
     def hold(self, room: Room, workload: Workload, *, prompt_tokens: int = 0, now: float = 0.0) -> Permit:
         """Take room now, for the `with` block of the permit. The caller has asked `fits`."""
-        room = self.clamp(room)
+        capacity, places = self.tokens, self.sequences
+        if (capacity is not None and room.tokens > capacity) or (places is not None and room.sequences > places):
+            room = self.clamp(room)
         quiet = not (self.reading or self.batch_reading or self._foreign.sequences)
         permit = Permit(self, room, workload, prompt_tokens, now, quiet, self.chats)
         self._permits.add(permit)
@@ -242,22 +242,6 @@ class Budget:
         by_sequences = self.taken_sequences / sequences if sequences else 0.0
         return by_tokens if by_tokens > by_sequences else by_sequences
 
-    def used_beside(self, tokens: int, sequences: int) -> float | None:
-        """The same, if a chat of so much room fits beside what there is; None if it does not, or not as a whole."""
-        used = 0.0
-        if self.tokens is not None:
-            taken = self.taken_tokens
-            if taken + tokens > self.tokens:
-                return None
-            used = taken / self.tokens if taken else 0.0
-        if self.sequences is not None:
-            taken = self.taken_sequences
-            if taken + sequences > self.sequences:
-                return None
-            if taken:
-                used = max(used, taken / self.sequences)
-        return used
-
     # What permits tell
 
     def read(self, permit: Permit) -> None:
@@ -270,7 +254,9 @@ class Budget:
         else:
             self.batch_reading -= 1
 
-    def _remove(self, permit: Permit) -> None:
+    def give_back(self, permit: Permit) -> None:
+        """A permit holds its room no longer."""
+        permit.budget = permit.left = None
         if permit.spoke_at is None:
             self.read(permit)
         room = permit.room

@@ -178,9 +178,11 @@ class Pace:
 
     def chat_came(self, now: float) -> None:
         """An interactive call was sent to the node."""
-        before = self.arrived_at
-        if before > LONG_AGO:
-            self._mean_arrival = _mixed(self._mean_arrival, now - before, ARRIVALS_WEIGHT)
+        before, mean = self.arrived_at, self._mean_arrival
+        if mean is not None:
+            self._mean_arrival = mean + ARRIVALS_WEIGHT * (now - before - mean)
+        elif before > LONG_AGO:
+            self._mean_arrival = now - before
         self.arrived_at = now
 
     def read_quietly(self, prompt_tokens: int, seconds: float, *, chat: bool) -> None:

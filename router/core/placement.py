@@ -17,6 +17,7 @@ from operator import itemgetter
 from router.core.call import BATCH, INTERACTIVE, Call
 from router.core.decision import Decision, Refuse, RefuseReason, Relay, RelayCause, Run, Situation, TakeBack, Wait
 from router.core.node import PANIC_S, Node, State
+from router.core.standing import READY
 from router.core.states import RAMP_S, TERMS, Access
 from router.core.yielding import FOR_CHAT, Around, Begin, Mode, Policy, WaitReason, begin, victims
 
@@ -40,9 +41,8 @@ UNTOLD_BATCH_SEQUENCES = 4
 UP_OR_STARTING = frozenset((State.STARTING, State.READY, State.BUSY, State.DEGRADED))
 LEAST_BAD = frozenset((Access.LAST, Access.CHOSEN))
 """Nodes that get calls when no other has room."""
-WELCOMING = frozenset(state for state, terms in TERMS.items() if terms.interactive is Access.YES)
 UNWELL = frozenset(state for state, terms in TERMS.items() if terms.interactive in LEAST_BAD)
-"""States by what they say to chat: yes, and least bad."""
+"""States in which a node gets chat when no other has room."""
 FAITHFUL = 8.0
 """A prompt that was read in part waits for its node up to so many times what was read, while others use the rest."""
 ASK_AGAIN_S = 0.25
@@ -76,24 +76,27 @@ def at_once(call: Call, nodes: Sequence[Node], now: float, situation: Situation)
     for node in nodes:
         if node.chat_contexts.get(model, 0) <= needed:
             continue
-        state = node.state
-        asks = state not in WELCOMING or now < node.refused_until or now < node.back_at + RAMP_S
-        if asks and (state in UNWELL or not node.usable(now)):
+        asks = node.state is not READY or now < node.refused_until or now < node.back_at + RAMP_S
+        if asks and (node.state in UNWELL or not node.usable(now)):
             continue
         budget = node.budget
-        used = budget.used_beside(tokens, sequences)
-        if used is None:
-            if not budget.fits(node.room_for(call), INTERACTIVE):
-                continue
-            used = budget.used()
-        elif budget.tokens is None and budget.sequences is None:
+        room, places = budget.tokens, budget.sequences
+        taken, running = budget.taken_tokens, budget.taken_sequences
+        full = (room is not None and taken + tokens > room) or (places is not None and running + sequences > places)
+        if full and not budget.fits(node.room_for(call), INTERACTIVE):
+            continue  # nor with an answer as short as the context leaves it
+        if room is None and places is None:
             untold += 1
+        used = taken / room if room else 0.0
+        if running and places:
+            used = max(used, running / places)
         if node.faults or node.load.waiting:
             used += _strain(node)
-        fitting.append((used, budget.taken_sequences, node))
+        fitting.append((used, running, node))
     if not fitting or not sequences or (untold and untold < len(fitting)):
         return None
-    return _run_chat(call, _least(fitting, situation.turn), now, situation.policy)
+    node = _least(fitting, situation.turn)
+    return _run_chat(call, node, now, situation.policy) if node.budget.batch else Run(node)
 
 
 def weigh(call: Call, nodes: Sequence[Node], now: float, situation: Situation) -> Decision:

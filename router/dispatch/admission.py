@@ -106,9 +106,14 @@ class Admission:
 
         The room of a Grant is already held: enter its permit without waiting for anything in between.
         """
+        granted = self.ask(call, situation, asked_at)
+        return await self.wait(granted) if isinstance(granted, Waiter) else granted
+
+    def ask(self, call: Call, situation: Situation, asked_at: float) -> Grant | RelayGrant | Waiter:
+        """Room for the call if it may run now, held like that of `grant`; else who has to `wait` at once."""
         if self.closed:
             raise Overloaded("The router is shutting down; send the call again.", retry_after_s=1)
-        wait, queue = None, self._queues[call.workload]
+        wait, queue = None, self._chats if call.workload is INTERACTIVE else self._lines
         situation.patience = queue.limits.patience_s
         if not queue.waiters or situation.returned or not self._behind(call):
             now = self._clock()
@@ -121,7 +126,7 @@ class Admission:
         waiter = Waiter(call, asked_at, situation)
         if wait is not None:
             self._put_off(waiter, wait)
-        return await self._wait(waiter)
+        return waiter
 
     def serve(self) -> None:
         """Ask again for everybody who waits. Called whenever room or a node changed."""
@@ -166,7 +171,8 @@ class Admission:
             self._fail(waiter, Overloaded("The router is shutting down; send the call again.", retry_after_s=1))
         self._arm(math.inf)
 
-    async def _wait(self, waiter: Waiter) -> Grant | RelayGrant:
+    async def wait(self, waiter: Waiter) -> Grant | RelayGrant:
+        """What a call is granted in its turn. Raises an Answer when it is refused."""
         queue = self._queues[waiter.call.workload]
         if queue.full(waiter.call):
             if waiter.situation.relay:

@@ -26,6 +26,7 @@ from router.dispatch.admission import Admission
 from router.dispatch.grant import Grant, RelayGrant
 from router.dispatch.ledger import Ledger
 from router.dispatch.leg import Leg, Way
+from router.dispatch.queue import Waiter
 from router.dispatch.reply import Reply
 from router.dispatch.trip import RELAY, Trip
 from router.errors import (
@@ -68,6 +69,8 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
         return most if expected is None else min(most, max(expected, self.first_byte_least_s))
 
 
+JOB = Reason.JOB
+"""Under a name of its own: every call is compared with it, and an enum's attribute is a slow look-up in 3.11."""
 _SIGNS = {ConnectFailed: Sign.GONE, FirstByteTimeout: Sign.SILENT}
 """What a failure says of the node; any other is a fault."""
 
@@ -133,7 +136,8 @@ class Dispatcher:
         if past is None and call.workload is BATCH:
             past = Past()
         clock = self._ledger.clock
-        trip = Trip(call, clock, clock(), Situation(relay=self.relays(call), past=past))
+        relay = self.relay is not None and self.relays(call)
+        trip = Trip(call, clock, clock(), Situation(relay=relay, past=past))
         self.trips.add(trip)
         if self._retries.left < RetryBudget.FLOOR:
             self._retries.earn(self.patience.retry_ratio)
@@ -148,40 +152,21 @@ class Dispatcher:
         if written:
             self.admission.ended(trip.call, trip.node, trip.permit, written)
 
-    async def first_leg(self, trip: Trip) -> tuple[Leg, Reply]:
-        """The first leg that answers, with its answer; it is open. Raises an Answer when there is none."""
-        call, admission = trip.call, self.admission
-        if call.bound_to == RELAY:
-            grant: Grant | RelayGrant = RelayGrant(RelayCause.OWNER)
-        else:
-            grant = await admission.grant(call, trip.situation, trip.began_at)
-        while True:
-            leg = self._leg(trip, grant)
-            try:
-                reply = await leg.open()
-            except NodeFailed as error:
-                leg.close()
-                self._ledger.leg(trip, type(error))
-                grant = await self._next(trip, error)
-            except BaseException:
-                leg.close()
-                raise
-            else:
-                if trip.permit is not None and call.reason is not Reason.JOB:
-                    trip.permit.firm = True  # somebody reads along: what they have read cannot be taken back
-                admission.changed()
-                return leg, reply
-
-    def _leg(self, trip: Trip, grant: Grant | RelayGrant) -> Leg:
-        freed = self.admission.changed
+    def leg(self, trip: Trip, grant: Grant | RelayGrant) -> Leg:
+        """A leg begins, which is to be opened now. Raises an Answer where the relay will not have it."""
+        node = permit = None
         if isinstance(grant, Grant):
-            node = grant.node
-            return Leg(trip, self._ways[node], grant, self.patience.first_byte(trip.call, node), freed)
-        self._ledger.relayed(trip, grant.cause)
-        return Leg(trip, self._way_to_relay(trip.call), None, self.patience.first_byte(trip.call, None), freed)
+            node, permit = grant.node, grant.permit
+            way = self._ways[node]
+        else:
+            self._ledger.relayed(trip, grant.cause)
+            way = self._way_to_relay(trip.call)
+        trip.leave(node, permit, way.name)
+        return Leg(trip, way, self.patience.first_byte(trip.call, node), self.admission.changed)
 
-    async def _next(self, trip: Trip, error: NodeFailed) -> Grant | RelayGrant:
+    async def next_grant(self, trip: Trip, error: NodeFailed) -> Grant | RelayGrant:
         """Where a call goes whose leg failed. Raises the last word when there is nowhere."""
+        self._ledger.leg(trip, type(error))
         if isinstance(error, Stopped):
             trip.cut(error)
             raise Overloaded(str(error), retry_after_s=1) from error
@@ -196,7 +181,7 @@ class Dispatcher:
             trip.situation.tried = (*trip.situation.tried, trip.place)
             trip.faults += 1
             # A line of a batch has tries of its own, later and elsewhere: it takes no second leg from this one.
-            again = trip.call.reason is not Reason.JOB and trip.faults <= self.patience.retries
+            again = trip.call.reason is not JOB and trip.faults <= self.patience.retries
             if not again or not self._retries.spend():
                 if trip.situation.relay:
                     return RelayGrant(RelayCause.NODE_FAILED)
@@ -244,11 +229,33 @@ class Opening(msgspec.Struct, eq=False):
     _leg: Leg | None = None
 
     async def __aenter__(self) -> Reply:
-        self._trip = trip = self._dispatcher.set_out(self._call, self._past)
+        dispatcher, call, reply = self._dispatcher, self._call, None
+        admission = dispatcher.admission
+        self._trip = trip = dispatcher.set_out(call, self._past)
         try:
-            self._leg, reply = await self._dispatcher.first_leg(trip)
+            if call.bound_to == RELAY:
+                grant: Grant | RelayGrant | Waiter = RelayGrant(RelayCause.OWNER)
+            else:
+                grant = admission.ask(call, trip.situation, trip.began_at)
+            if isinstance(grant, Waiter):
+                grant = await admission.wait(grant)
+            while reply is None:
+                self._leg = leg = dispatcher.leg(trip, grant)
+                try:
+                    reply = await leg.open()
+                except NodeFailed as error:
+                    self._leg = None
+                    leg.close()
+                    grant = await dispatcher.next_grant(trip, error)
+            if trip.permit is not None and call.reason is not JOB:
+                trip.permit.firm = True  # somebody reads along: what they have read cannot be taken back
+            admission.changed()
         except BaseException as error:
-            self._dispatcher.come_home(trip, error)
+            try:
+                if self._leg is not None:
+                    self._leg.close()
+            finally:
+                dispatcher.come_home(trip, error)
             raise
         trip.committed = True
         trip.status = reply.status

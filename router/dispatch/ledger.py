@@ -17,6 +17,7 @@ from router.metrics import Metrics, Spread
 
 GAP_S = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2.5)
 
+CUT = Outcome.CUT
 ENOUGH_TOKENS = 8
 """An answer of fewer tokens tells no pace."""
 NO_FAULT = (NodeRefused, Stopped, TakenBack)
@@ -69,7 +70,7 @@ class Ledger:
         """A call ended. Returns the tokens of one sequence of an answer streamed to its end, 0 for any other."""
         account = trip.account(self.clock())
         call, usage, place = account.call, account.usage, account.place
-        cut = account.outcome is Outcome.CUT
+        cut = account.outcome is CUT
         if self.spending.out:
             self.spending.end(trip)
         if self.history is not None:
@@ -103,6 +104,6 @@ class Ledger:
                 account.queued_s,
                 first_token_s=None if trip.first_token_at is None else trip.first_token_at - trip.sent_at,
                 gap_s=gap_s if written >= ENOUGH_TOKENS else None,
-                failed=account.outcome is Outcome.CUT,
+                failed=account.outcome is CUT,
             )
             self._observe(account.place, heard)

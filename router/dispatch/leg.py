@@ -13,8 +13,7 @@ import msgspec
 from router.core.call import BATCH, Outcome
 from router.core.node import Node, Sign
 from router.dispatch import normalise, request
-from router.dispatch.grant import Grant
-from router.dispatch.reply import Reply
+from router.dispatch.reply import Reply, clean
 from router.dispatch.trip import Trip
 from router.errors import (
     BadAnswer,
@@ -52,66 +51,81 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Leg(msgspec.Struct, eq=False):
-    """One attempt: `open` it for the Reply, and `close` it in any case. `grant` is None for the relay."""
+    """One attempt, at the node of its trip with the permit the trip has, or else at the relay.
+
+    `open` it for the Reply, and `close` it in any case.
+    """
 
     _trip: Trip
     _way: Way
-    _grant: Grant | None
     _first_byte_s: float
     _freed: Callable[[], None]
     _exchange: Exchange | None = None
+    _hinted: bool = False
 
     async def open(self) -> Reply:
         """Send the request and read as much of the answer as must be held. Raises NodeFailed or an Answer."""
-        way, grant = self._way, self._grant
-        trip = self._trip
-        call, node = trip.call, None if grant is None else grant.node
-        own_name = way.models.get(call.model, call.model)
-        asks_usage = call.ask_usage and (node is None or node.facts.streams_usage)
-        asks_progress = call.stream and request.asks_progress(call, node)
-        trip.leave(way.name, grant, asks_usage=asks_usage, asks_progress=asks_progress)
-        if grant is not None and grant.permit.taken:
+        way, trip = self._way, self._trip
+        call, permit = trip.call, trip.permit
+        if permit is not None and permit.taken:
             raise TakenBack(_TAKEN)  # between the grant and this task's turn
-        behind = request.behind(call, node) if call.workload is BATCH else None
-        body = call.body
-        if own_name != call.model or asks_usage or asks_progress or behind is not None:
-            body = request.body(call, own_name, asks_usage=asks_usage, asks_progress=asks_progress, behind=behind)
+        body, own_name = call.body, call.model
+        if way.models:
+            own_name = way.models.get(own_name, own_name)
+        if call.stream or call.workload is BATCH or own_name != call.model:
+            body = self._body(own_name)
         head = request.head(call, way.target, way.starts, len(body))
-        self._exchange = exchange = way.pool.exchange(head, body, first_byte_s=self._first_byte_s)
-        if grant is not None and call.workload is BATCH:
-            grant.permit.left = lambda: exchange.stop(TakenBack(_TAKEN))
+        self._exchange = exchange = Exchange(way.pool, head, body, self._first_byte_s)
+        if permit is not None and call.workload is BATCH:
+            permit.left = lambda: exchange.stop(TakenBack(_TAKEN))
         await exchange.open()
         if exchange.status >= 300:
-            return await self._refused(exchange, behind is not None)
+            return await self._refused(exchange)
+        reply = Reply(exchange.status, clean(exchange.headers), trip, way.name, trip.queued_s)
         try:
             renamed = None if own_name == call.model else (own_name.encode(), call.model.encode())
-            return await Reply.hold(exchange, trip, renamed, self._first_byte_s)
+            coming = reply.hold(exchange, renamed, self._first_byte_s)
+            if coming is not None:
+                await coming
         except IdleTimeout as error:
             raise FirstByteTimeout("The answer began and nothing of it came within the bound.") from error
         except ErrorInStream as error:
             if error.status >= 500:
                 raise
             return self._complaint(error.status, exchange, error.body)
+        return reply
 
     def close(self) -> None:
         """Close the exchange, give the room back, and let those who wait ask again."""
-        exchange, self._exchange = self._exchange, None
+        exchange, permit = self._exchange, self._trip.permit
         try:
             if exchange is not None:
                 exchange.close()
         finally:
-            if self._grant is not None:
-                self._grant.permit.__exit__(None, None, None)
+            if permit is not None:
+                if permit.budget is not None:
+                    permit.budget.give_back(permit)
                 self._freed()
 
-    async def _refused(self, upstream: Exchange, hinted: bool) -> Reply:
-        status = upstream.status
+    def _body(self, own_name: str) -> bytes:
+        """The body as this target gets it."""
+        trip, call, node = self._trip, self._trip.call, self._trip.node
+        trip.asks_usage = asks_usage = call.ask_usage and (node is None or node.facts.streams_usage)
+        trip.asks_progress = asks_progress = request.asks_progress(call, node)
+        behind = request.behind(call, node) if call.workload is BATCH else None
+        self._hinted = behind is not None
+        if own_name != call.model or asks_usage or asks_progress or behind is not None:
+            return request.body(call, own_name, asks_usage=asks_usage, asks_progress=asks_progress, behind=behind)
+        return call.body
+
+    async def _refused(self, upstream: Exchange) -> Reply:
+        status, node = upstream.status, self._trip.node
         if status < 400:
             raise BadAnswer(f"The node answered {status}: a redirect is no answer.")
         raw = await _some(upstream)
-        if hinted and self._grant is not None and status in _UNKNOWN_FIELD and b"priority" in raw.lower():
-            return await self._ask_plainly(self._grant.node)
-        if self._grant is None:
+        if self._hinted and node is not None and status in _UNKNOWN_FIELD and b"priority" in raw.lower():
+            return await self._ask_plainly(node)
+        if node is None:
             if status in (401, 403):
                 raise RelayMisconfigured("The relay refuses the key it was given.", retry=False)
         elif status in (429, 503):
@@ -125,6 +139,7 @@ class Leg(msgspec.Struct, eq=False):
         node.takes_priority = False
         if self._exchange is not None:
             self._exchange.close()
+        self._trip.leave(node, self._trip.permit, self._way.name)
         return await self.open()
 
     def _complaint(self, status: int, upstream: Exchange, raw: bytes) -> Reply:

@@ -8,7 +8,8 @@ Rules:
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import msgspec
 
@@ -137,34 +138,35 @@ class Reply(msgspec.Struct, eq=False):
         reply._held, reply.length = body, len(body)
         return reply
 
-    @classmethod
-    async def hold(cls, upstream: Exchange, trip: Trip, rename: tuple[bytes, bytes] | None, within_s: float) -> "Reply":
-        """Read a 2xx answer as far as it must be held.
+    def hold(
+        self, upstream: Exchange, rename: tuple[bytes, bytes] | None, within_s: float
+    ) -> Coroutine[Any, Any, None] | None:
+        """Take in a 2xx answer as far as it must be held: None if that is here, else what to await.
 
-        Raises NodeFailed when the node fails before that point: IdleTimeout when it is silent for `within_s`,
-        FirstByteTimeout when a stream that is not has no token within it.
+        Awaiting raises NodeFailed when the node fails before that point: IdleTimeout when it is silent for `within_s`,
+        FirstByteTimeout when a stream that is not has no token within it. So does a coding nobody knows.
         """
-        headers = clean(upstream.headers)
-        reply = cls(upstream.status, headers, trip, trip.place, trip.queued_s)
-        told = dict(headers)
-        kind = told.get(b"content-type", b"").lower()
-        coding = told.get(b"content-encoding", b"").lower()
-        coded = coding not in (b"", b"identity")
+        told = dict(self.headers)
+        kind, coding = told.get(b"content-type", b"").lower(), told.get(b"content-encoding", b"")
+        coded = coding != b"" and coding.lower() != b"identity"
         if kind.startswith(b"application/json"):
+            rename = None if coded else rename
             whole = upstream.whole()
             if whole is None:
-                whole = await reply._some_json(upstream, within_s)
-            reply._hold_json(whole, upstream, None if coded else rename)
-        elif kind.startswith(b"text/event-stream"):
-            reply.stream = True
+                return self._some_json(upstream, rename, within_s)
+            self._hold_json(whole, rename)
+            return None
+        if kind.startswith(b"text/event-stream"):
+            self.stream = True
             if coded:
-                reply.headers = [pair for pair in headers if pair[0] != b"content-encoding"]
-            await reply._hold_events(Unpacked(upstream, coding) if coded else upstream, rename, within_s)
-        else:
-            reply._held = await upstream.read(within_s)
-            reply._upstream = upstream
-            trip.first_token()
-        return reply
+                self.headers = [pair for pair in self.headers if pair[0] != b"content-encoding"]
+            return self._hold_events(Unpacked(upstream, coding) if coded else upstream, rename, within_s)
+        return self._hold_bytes(upstream, within_s)
+
+    async def _hold_bytes(self, upstream: Exchange, within_s: float) -> None:
+        self._held = await upstream.read(within_s)
+        self._upstream = upstream
+        self.trip.first_token()
 
     async def _hold_events(
         self, upstream: Exchange | Unpacked, rename: tuple[bytes, bytes] | None, within_s: float
@@ -188,38 +190,34 @@ class Reply(msgspec.Struct, eq=False):
         self._held = b"".join(held)
         self._upstream, self._events = upstream, events
 
-    def _hold_json(self, whole: bytes, upstream: Exchange, rename: tuple[bytes, bytes] | None) -> None:
-        """Take in a JSON answer that is here, or the beginning of a long one (`_some_json`)."""
+    def _hold_json(self, whole: bytes, rename: tuple[bytes, bytes] | None) -> None:
+        """Take in a JSON answer that is here."""
         trip = self.trip
         trip.first_token()
-        if self._upstream is not None:
-            self._held, self.length = whole, upstream.length
-            return
         if rename is not None:
             whole = rename_model(whole, *rename)
         self._held, self.length = whole, len(whole)
         try:
             found = _body.decode(whole)
         except (msgspec.DecodeError, UnicodeDecodeError):
-            pass
-        else:
-            self.response_id = found.id
-            counted = found.usage
-            if counted is not None:
-                prompt, completion = counted.prompt_tokens, counted.completion_tokens
-                trip.usage = Usage(prompt or counted.input_tokens, completion or counted.output_tokens)
-        trip.ended()
+            return
+        self.response_id = found.id
+        counted = found.usage
+        if counted is not None:
+            prompt, completion = counted.prompt_tokens, counted.completion_tokens
+            trip.usage = Usage(prompt or counted.input_tokens, completion or counted.output_tokens)
 
-    async def _some_json(self, upstream: Exchange, within_s: float) -> bytes:
-        """The body, or as much as is held of a long one."""
+    async def _some_json(self, upstream: Exchange, rename: tuple[bytes, bytes] | None, within_s: float) -> None:
+        """Take in the body, or as much as is held of a long one: that is passed on as it is."""
         parts, size = [], 0
         while data := await upstream.read(within_s):
             parts.append(data)
             size += len(data)
             if size > JSON_HELD_BYTES:
-                self._upstream = upstream
-                break
-        return b"".join(parts)
+                self.trip.first_token()
+                self._held, self.length, self._upstream = b"".join(parts), upstream.length, upstream
+                return
+        self._hold_json(b"".join(parts), rename)
 
     async def _flow_bytes(self, upstream: Exchange | Unpacked, write: Callable[[bytes], bool]) -> bool:
         """More of a body we do not read. It cannot say it failed, so a failure breaks the connection to the caller."""
@@ -236,12 +234,14 @@ class Reply(msgspec.Struct, eq=False):
         return more
 
     async def _flow_events(self, upstream: Exchange | Unpacked, events: Events, write: Callable[[bytes], bool]) -> bool:
-        heard = self.trip.heard
+        clock, node = self.trip.clock, self.trip.node
+        markless = self.trip.call.endpoint.protocol in _MARKLESS
 
         def take(data: bytes) -> bool:
-            heard()
+            if node is not None:
+                node.heard_at = clock()  # whoever sends is alive
             shown = events.feed(data)
-            return (not shown or write(shown)) and not self._ended(events)
+            return (not shown or write(shown)) and not (events.done or (markless and events.complete))
 
         try:
             if not self._ended(events) and await upstream.flow(take) and not self._ended(events):
@@ -297,8 +297,13 @@ async def _event(upstream: Exchange | Unpacked, events: Events, within_s: float)
 
 def clean(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
     """Headers that may go to the caller: none of the connection's own, nor those it names, nor ours."""
-    kept = [pair for pair in headers if pair[0] not in _KEPT_HERE]
-    if b"connection" in dict(headers):
+    kept, names = [], False
+    for pair in headers:
+        if pair[0] not in _KEPT_HERE:
+            kept.append(pair)
+        elif pair[0] == b"connection":
+            names = True
+    if names:
         named = {part.strip().lower() for name, value in headers if name == b"connection" for part in value.split(b",")}
         return [pair for pair in kept if pair[0] not in named]
     return kept

@@ -50,7 +50,7 @@ def head(call: Call, target: Target, known: Mapping[str, bytes], length: int) ->
     if begun is None:
         path = target.path(call.path or call.endpoint.path, rooted=call.endpoint.rooted)
         begun = start(call.method, path + b"?" + call.query if call.query else path, target)
-    passed = b"".join([b"%b: %b\r\n" % pair for pair in call.headers])
+    passed = b"".join([b"%b: %b\r\n" % pair for pair in call.headers]) if call.headers else b""
     if not length and call.method != "POST":
         return b"%bx-request-id: %b\r\n%b\r\n" % (begun, call.id.encode(), passed)
     framing = call.id.encode(), call.content_type, length, passed

@@ -13,7 +13,7 @@ from router.core.budget import Permit
 from router.core.call import Call, Outcome, Usage
 from router.core.decision import Situation
 from router.core.node import Node, Sign
-from router.dispatch.grant import Grant
+from router.core.standing import GOOD
 from router.errors import (
     Answer,
     BadRequest,
@@ -72,17 +72,13 @@ class Trip(msgspec.Struct, eq=False):
     events: Events | None = None
     outcome: Outcome = Outcome.COMPLETED
 
-    def leave(self, place: str, grant: Grant | None, *, asks_usage: bool, asks_progress: bool) -> None:
+    def leave(self, node: Node | None, permit: Permit | None, place: str) -> None:
         """A leg begins: room is held and the request goes out."""
         self.sent_at = now = self.clock()
         if not self.legs:
             self.queued_s = now - self.began_at
         self.legs += 1
-        self.place, self.asks_usage, self.asks_progress = place, asks_usage, asks_progress
-        if grant is None:
-            self.node = self.permit = None
-        else:
-            self.node, self.permit = grant.node, grant.permit
+        self.node, self.permit, self.place = node, permit, place
 
     def first_token(self) -> None:
         """The first thing a person would see is here: the node has shown that it works."""
@@ -90,12 +86,7 @@ class Trip(msgspec.Struct, eq=False):
         node, permit = self.node, self.permit
         if node is not None and permit is not None:
             node.spoke(permit, now, streamed=self.call.stream)
-            node.observe(Sign.GOOD, now, "answered")
-
-    def heard(self) -> None:
-        """More of the answer came: whoever sends is alive."""
-        if self.node is not None:
-            self.node.heard_at = self.clock()
+            node.observe(GOOD, now, "answered")
 
     def ended(self, *, errored: bool = False) -> None:
         """The answer came to its own end."""

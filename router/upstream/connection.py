@@ -5,7 +5,7 @@ answer; what it leaves open (a body that ends at EOF) is decided here. Body piec
 One timer serves every phase: it is armed for the nearest deadline and, when it rings too early, armed again, so a busy
 connection neither makes nor cancels a timer per request. Whoever waits is woken by one future.
 Whatever is not a fully read answer on a connection both sides may keep ends in `abort`: that is how an engine is told
-to stop.
+to stop. A request therefore finds everything as a whole answer leaves it, and resets only what that moves.
 """
 
 import asyncio
@@ -25,6 +25,9 @@ IDLE: Final = 0
 HEAD: Final = 1
 BODY: Final = 2
 LOST: Final = 3
+
+#: Phases in which an answer is awaited.
+ASKED: Final = frozenset((HEAD, BODY))
 
 #: A body goes out in pieces of this many bytes, so an early answer is seen between them.
 PIECE: Final = 262144
@@ -52,12 +55,16 @@ class Owner(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """One request after another. `touched`: a byte of the present answer has come; `status` is 0 until its head has."""
+    """One request after another.
+
+    `touched`: a byte of the present answer has come; `status` is 0 until its head has, and `error` then says why it
+    never will; `done`: its end has come.
+    """
 
     __slots__ = (
-        "_alarm", "_alarm_at", "_bodyless", "_bounds", "_buffered", "_chunks", "_deadline", "_done", "_error",
-        "_fields", "_framing", "_halted", "_interim", "_loop", "_owner", "_parser", "_phase", "_rest", "_reusable",
-        "_stuffed", "_surplus", "_take", "_transport", "_waiter", "headers", "on_body", "status", "touched",
+        "_alarm", "_alarm_at", "_bodyless", "_bounds", "_buffered", "_chunks", "_deadline", "_fields", "_framing",
+        "_halted", "_interim", "_loop", "_owner", "_parser", "_phase", "_rest", "_reusable", "_stuffed", "_surplus",
+        "_take", "_transport", "_waiter", "done", "error", "headers", "on_body", "status", "touched",
     )  # fmt: skip
 
     def __init__(self, loop: asyncio.AbstractEventLoop, bounds: Bounds, owner: Owner) -> None:
@@ -78,20 +85,10 @@ class Connection(asyncio.Protocol):
         self._stuffed = False
         self._halted = False
         self._rest: memoryview | None = None
-        self._clear()
-
-    def _clear(self) -> None:
-        self.status = 0
+        self.status = self._interim = self._framing = self._buffered = self._surplus = 0
+        self.touched = self.done = self._reusable = self._bodyless = False
         self.headers: list[tuple[bytes, bytes]] = []
-        self.touched = False
-        self._error: NodeFailed | None = None
-        self._bodyless = False
-        self._done = False
-        self._reusable = False
-        self._surplus = 0
-        self._interim = 0
-        self._framing = 0
-        self._buffered = 0
+        self.error: NodeFailed | None = None
 
     # What the pool asks
 
@@ -100,46 +97,30 @@ class Connection(asyncio.Protocol):
         """Whether the transport is closed."""
         return self._parser is None
 
-    @property
-    def spent(self) -> bool:
-        """Whether the answer is fully read, the request fully sent, and both sides may keep the connection."""
-        return (
-            self._done
-            and self._reusable
-            and self._phase == BODY
-            and not self._chunks
-            and self._rest is None
-            and not (self._stuffed or self._halted)
-        )
+    def start(self, head: bytes, body: bytes, first_byte_s: float) -> asyncio.Future[None]:
+        """Send a request. What is returned is done when the head of its answer is here, or never will be.
 
-    async def start(self, head: bytes, body: bytes, first_byte_s: float) -> None:
-        """Send a request and wait for the head of its answer (`status`, `headers`), at most `first_byte_s` for both.
-
-        Raises FirstByteTimeout, Truncated (`touched` is False if not a byte came) or BadAnswer. Whatever is raised, the
-        connection is lost.
+        Then `status` and `headers` are the answer's, or `error` is why there is none: FirstByteTimeout after
+        `first_byte_s`, Truncated (`touched` is False if not a byte came), BadAnswer. Who stops waiting has to `abort`.
         """
-        self._clear()
+        self.status = self._interim = self._buffered = 0
+        self.touched = self.done = self._reusable = False
+        self._waiter = waiter = self._loop.create_future()
         if self._phase == LOST:
-            raise Truncated("the connection ended before the request")
+            self.fail(Truncated("the connection ended before the request"))
+            return waiter
         self._phase = HEAD
         self._bodyless = head.startswith(b"HEAD ")
-        self._until(first_byte_s)
-        self._waiter = waiter = self._loop.create_future()
-        try:
-            if len(body) <= PIECE:
-                self._transport.write(head + body if body else head)
-            else:
-                self._rest = memoryview(body)
-                self._transport.write(head)
-                self._push()
-            await waiter
-        except BaseException:
-            self.abort()
-            raise
-        finally:
-            self._waiter = None
-        if self._error is not None and not self.status:
-            raise self._error
+        self._deadline = deadline = self._loop.time() + first_byte_s
+        if self._alarm_at > deadline:
+            self._arm(deadline)
+        if len(body) <= PIECE:
+            self._transport.write(head + body if body else head)
+        else:
+            self._rest = memoryview(body)
+            self._transport.write(head)
+            self._push()
+        return waiter
 
     async def read(self, idle_s: float | None = None) -> bytes:
         """The body bytes that have come, waiting at most `idle_s` (the bounds' if None); `b""` at the end of the body.
@@ -148,10 +129,10 @@ class Connection(asyncio.Protocol):
         """
         chunks = self._chunks
         while not chunks:
-            if self._done:
+            if self.done:
                 return b""
-            if self._error is not None:
-                raise self._error
+            if self.error is not None:
+                raise self.error
             self._resume()
             self._until(self._bounds.idle_s if idle_s is None else idle_s)
             self._waiter = waiter = self._loop.create_future()
@@ -159,16 +140,16 @@ class Connection(asyncio.Protocol):
                 await waiter
             finally:
                 self._waiter = None
-        return self._taken()
+        return self.taken()
 
     async def flow(self, take: Callable[[bytes], bool]) -> bool:
         """Give `take` body bytes as they come, in the very callback that brought them, until it returns False.
 
         Returns whether more may come; waits and raises like `read`. `take` must not raise.
         """
-        if self._chunks and not take(self._taken()):
-            return not self._done
-        if not self._done and self._error is None:
+        if self._chunks and not take(self.taken()):
+            return not self.done
+        if not self.done and self.error is None:
             self._resume()
             self._until(self._bounds.idle_s)
             self._take = take
@@ -177,18 +158,23 @@ class Connection(asyncio.Protocol):
                 await waiter
             finally:
                 self._waiter = self._take = None
-        if self._error is not None and not self._chunks and not self._done:
-            raise self._error
-        return not self._done or bool(self._chunks)
+        if self.error is not None and not self._chunks and not self.done:
+            raise self.error
+        return not self.done or bool(self._chunks)
 
-    def whole(self) -> bytes | None:
-        """The rest of the body if its end has come, without waiting; else None."""
-        return self._taken() if self._done else None
+    def keep(self) -> bool:
+        """Wait to be picked again, at most `keepalive_s`; whether it does.
 
-    def keep(self) -> None:
-        """Wait to be picked again, at most `keepalive_s`."""
+        Only if the answer is fully read, the request fully sent, and both sides may keep the connection.
+        """
+        answered = self.done and self._reusable and self._phase == BODY and not self._chunks
+        if not answered or self._rest is not None or self._stuffed or self._halted:
+            return False
         self._phase = IDLE
-        self._until(self._bounds.keepalive_s)
+        self._deadline = deadline = self._loop.time() + self._bounds.keepalive_s
+        if self._alarm_at > deadline:
+            self._arm(deadline)
+        return True
 
     def abort(self) -> None:
         """Close at once, unsent and unread bytes and all."""
@@ -202,12 +188,13 @@ class Connection(asyncio.Protocol):
 
     def fail(self, error: NodeFailed) -> None:
         """Abort, and tell whoever waits why."""
-        if not self._done and self._error is None:
-            self._error = error
+        if not self.done and self.error is None:
+            self.error = error
         self._wake()
         self.abort()
 
-    def _taken(self) -> bytes:
+    def taken(self) -> bytes:
+        """The body bytes that have come and were not taken yet."""
         chunks = self._chunks
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
@@ -226,10 +213,13 @@ class Connection(asyncio.Protocol):
     def _until(self, seconds: float) -> None:
         self._deadline = deadline = self._loop.time() + seconds
         if self._alarm_at > deadline:
-            if self._alarm is not None:
-                self._alarm.cancel()
-            self._alarm_at = deadline
-            self._alarm = self._loop.call_at(deadline, self._ring)
+            self._arm(deadline)
+
+    def _arm(self, deadline: float) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._alarm_at = deadline
+        self._alarm = self._loop.call_at(deadline, self._ring)
 
     def _ring(self) -> None:
         self._alarm, self._alarm_at = None, math.inf
@@ -277,22 +267,31 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         phase = self._phase
-        if phase == LOST or self._parser is None:
-            return
-        if phase == IDLE or self._done:
+        if self.done or phase not in ASKED:
             self._unasked()
             return
+        size = len(data)
         self.touched = True
-        self._framing += len(data)
+        self._framing += size
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as exc:
-            if not self._done:
+            if not self.done:
                 self.fail(_caused(BadAnswer(f"the answer is not HTTP/1.1: {exc}"), exc))
                 return
             self._reusable = False
-        if self._told(phase, len(data)) and (self._take is None or not self._passed(self._take)):
-            self._wake()
+        if self.done:
+            del self._chunks[self._surplus :]
+        elif (not self._chunks or self._phase == HEAD) and not self._framed(phase):
+            return
+        self._framing = 0
+        self._buffered += size
+        if self._buffered > self._bounds.buffer_bytes and not (self._halted or self.done):
+            self._halted = True
+            self._transport.pause_reading()
+        waiter = self._waiter
+        if (self._take is None or not self._passed(self._take)) and waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def eof_received(self) -> None:
         self._ended(None)
@@ -305,31 +304,20 @@ class Connection(asyncio.Protocol):
         self._parser = None  # it holds our methods: a cycle
         self._owner.gone(self)
 
-    def _told(self, phase: int, size: int) -> bool:
-        """Hold what came to the bounds; whether the reader has something new."""
-        chunks = self._chunks
-        if self._done:
-            del chunks[self._surplus :]
-        elif not chunks or self._phase == HEAD:
-            if self._framing > self._bounds.head_bytes or self._interim > INTERIM:
-                self.fail(BadAnswer("the answer's head, trailers or chunk framing are over their bound"))
-                return False
-            if phase == self._phase:
-                return False
-        self._framing = 0
-        self._buffered += size
-        if self._buffered > self._bounds.buffer_bytes and not (self._halted or self._done):
-            self._halted = True
-            self._transport.pause_reading()
-        return True
+    def _framed(self, phase: int) -> bool:
+        """Hold what is no body to its bounds; whether the reader has something new: the head."""
+        if self._framing > self._bounds.head_bytes or self._interim > INTERIM:
+            self.fail(BadAnswer("the answer's head, trailers or chunk framing are over their bound"))
+            return False
+        return phase != self._phase
 
     def _passed(self, take: Callable[[bytes], bool]) -> bool:
         """Give what came to whoever takes it; whether they are to be left alone until more comes."""
-        if self._chunks and not take(self._taken()):
+        if self._chunks and not take(self.taken()):
             self._take = None
             return False
         self._deadline = self._loop.time() + self._bounds.idle_s
-        return not self._done
+        return not self.done
 
     def _unasked(self) -> None:
         self._reusable = False
@@ -337,9 +325,9 @@ class Connection(asyncio.Protocol):
             self.abort()
 
     def _ended(self, exc: Exception | None) -> None:
-        if self._phase in (HEAD, BODY) and not self._done:
+        if self._phase in (HEAD, BODY) and not self.done:
             if exc is None and self._phase == BODY and _ends_at_eof(self.headers):
-                self._done = True
+                self.done = True
                 self._wake()
             else:
                 where = "inside the answer" if self.status else "before the answer"
@@ -349,7 +337,7 @@ class Connection(asyncio.Protocol):
     # What the parser says
 
     def on_message_begin(self) -> None:
-        if self._done:
+        if self.done:
             self._reusable = False
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -371,11 +359,12 @@ class Connection(asyncio.Protocol):
         self._phase = BODY
         self.status = status
         self.headers = fields
-        self._done = self._bodyless
+        if self._bodyless:
+            self.done, self._surplus = True, 0
 
     def on_message_complete(self) -> None:
-        if self._phase == BODY and not self._done:
-            self._done = True
+        if self._phase == BODY and not self.done:
+            self.done = True
             self._surplus = len(self._chunks)
             self._reusable = self._parser.should_keep_alive()
         self._fields.clear()

@@ -46,7 +46,11 @@ class Exchange(msgspec.Struct, eq=False):
             self._connection.fail(error)
 
     async def __aenter__(self) -> Self:
-        await self.open()
+        try:
+            await self.open()
+        except BaseException:
+            self.close()
+            raise
         return self
 
     async def __aexit__(
@@ -56,28 +60,32 @@ class Exchange(msgspec.Struct, eq=False):
 
     async def open(self) -> None:
         """Enter the block by hand: leave it by `close`, also when this raises."""
-        self._connection = connection = self._pool.pick()
+        pool = self._pool
+        connection = self._connection = pool.waiting.popitem()[0] if pool.waiting else None
         if connection is not None:
-            try:
-                await connection.start(self._head, self._body, self._first_byte_s)
-            except Truncated:
-                if connection.touched:
-                    raise
+            await connection.start(self._head, self._body, self._first_byte_s)
+            if not connection.touched and isinstance(connection.error, Truncated):
                 connection = None  # the server had closed it meanwhile
         if connection is None:
-            self._connection = connection = await self._pool.connect()
+            self._connection = connection = await pool.connect()
             if self._stopped is not None:
-                connection.abort()
                 raise self._stopped
             await connection.start(self._head, self._body, self._first_byte_s)
         self.status = connection.status
+        if not self.status and connection.error is not None:
+            raise connection.error
         self.headers = connection.headers
 
     def close(self) -> None:
-        """Leave the block: an answer that was not read to its end is ended."""
+        """Leave the block: a connection that may be used again waits, with any other its answer is ended."""
         connection, self._connection = self._connection, None
-        if connection is not None:
-            self._pool.give_back(connection)
+        if connection is None:
+            return
+        pool = self._pool
+        if pool.keeps and len(pool.waiting) < pool.bounds.idle_connections and connection.keep():
+            pool.waiting[connection] = None
+        else:
+            connection.abort()
 
     # The answer
 
@@ -105,7 +113,8 @@ class Exchange(msgspec.Struct, eq=False):
 
     def whole(self) -> bytes | None:
         """The rest of the body if all of it has come, without waiting; else None."""
-        return self._lent().whole()
+        connection = self._connection or self._lent()
+        return connection.taken() if connection.done else None
 
     async def all(self, limit: int) -> bytes:
         """The whole body. Raises BadAnswer if it is over `limit` bytes."""
@@ -123,7 +132,10 @@ class Exchange(msgspec.Struct, eq=False):
     async def drain(self, within_s: float) -> None:
         """Read on to the end of the body, at most `within_s`, and drop it, so that the connection can be kept."""
         connection = self._connection
-        if connection is None or connection.spent:
+        if connection is None:
+            return
+        if connection.done:
+            connection.taken()
             return
         try:
             async with asyncio.timeout(within_s):
@@ -141,17 +153,19 @@ class Exchange(msgspec.Struct, eq=False):
 class Pool:
     """Connections to one target. `open` counts those whose transport is not gone, `idle` those of them that wait.
 
-    `bounds` may be replaced at any time and hold for connections made after.
+    `bounds` may be replaced at any time and hold for connections made after. `waiting` are the idle connections, the
+    one used last at the end; `keeps` says whether there may be more of them.
     """
 
-    __slots__ = ("_closed", "_emptied", "_idle", "_open", "_retired", "_target", "bounds")
+    __slots__ = ("_closed", "_emptied", "_open", "_target", "bounds", "keeps", "waiting")
 
     def __init__(self, target: Target, bounds: Bounds | None = None) -> None:
         self._target = target
         self.bounds = bounds or Bounds()
-        self._idle: dict[Connection, None] = {}
+        self.waiting: dict[Connection, None] = {}
         self._open: set[Connection] = set()
-        self._closed = self._retired = False
+        self._closed = False
+        self.keeps = True
         self._emptied: asyncio.Future[None] | None = None
 
     async def __aenter__(self) -> Self:
@@ -163,7 +177,7 @@ class Pool:
     @property
     def idle(self) -> int:
         """Connections that wait to be used again."""
-        return len(self._idle)
+        return len(self.waiting)
 
     @property
     def open(self) -> int:
@@ -180,14 +194,14 @@ class Pool:
 
     def retire(self) -> None:
         """Close what waits now, and everything else as it is given back. What runs is not touched."""
-        self._retired = True
-        waiting, self._idle = self._idle, {}
+        self.keeps = False
+        waiting, self.waiting = self.waiting, {}
         for connection in waiting:
             connection.abort()
 
     async def close(self) -> None:
         """Abort every connection, whoever uses it, and wait until the transports are gone. No exchange begins after."""
-        self._closed = True
+        self._closed, self.keeps = True, False
         for connection in list(self._open):
             connection.fail(Stopped("The router is shutting down."))
         while self._open:
@@ -196,10 +210,6 @@ class Pool:
             await asyncio.shield(self._emptied)
 
     # Between an exchange and its connection
-
-    def pick(self) -> Connection | None:
-        """The connection used last, if one waits."""
-        return self._idle.popitem()[0] if self._idle else None
 
     async def connect(self) -> Connection:
         """A fresh connection within `connect_s`, TLS included. Raises ConnectFailed, Overloaded, Stopped."""
@@ -227,25 +237,16 @@ class Pool:
             raise Stopped("The router is shutting down.")
         return connection
 
-    def give_back(self, connection: Connection) -> None:
-        """Keep a connection that may be used again; abort any other."""
-        kept = not (self._closed or self._retired) and len(self._idle) < self.bounds.idle_connections
-        if connection.spent and kept:
-            connection.keep()
-            self._idle[connection] = None
-        else:
-            connection.abort()
-
     # What connections tell
 
     def withdrawn(self, connection: Connection) -> None:
         """It will not be used again: its time ran out, or the server spoke or closed."""
-        self._idle.pop(connection, None)
+        self.waiting.pop(connection, None)
 
     def gone(self, connection: Connection) -> None:
         """Its transport is closed."""
         self._open.discard(connection)
-        self._idle.pop(connection, None)
+        self.waiting.pop(connection, None)
         if self._emptied is not None and not self._open:
             self._emptied.set_result(None)
             self._emptied = None
