@@ -73,7 +73,7 @@ class Permit(msgspec.Struct, eq=False):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
         if self.budget is not None:
-            self.budget.give_back(self)
+            self.budget._give_back(self)
 
     @property
     def phase(self) -> Phase:
@@ -92,7 +92,7 @@ class Permit(msgspec.Struct, eq=False):
         self.taken = True
         left = self.left
         if self.budget is not None:
-            self.budget.give_back(self)
+            self.budget._give_back(self)
         if left is not None:
             left()
 
@@ -254,7 +254,7 @@ class Budget:
         else:
             self.batch_reading -= 1
 
-    def give_back(self, permit: Permit) -> None:
+    def _give_back(self, permit: Permit) -> None:
         """A permit holds its room no longer."""
         permit.budget = permit.left = None
         if permit.spoke_at is None:

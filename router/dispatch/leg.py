@@ -103,8 +103,7 @@ class Leg(msgspec.Struct, eq=False):
                 exchange.close()
         finally:
             if permit is not None:
-                if permit.budget is not None:
-                    permit.budget.give_back(permit)
+                permit.__exit__(None, None, None)
                 self._freed()
 
     def _body(self, own_name: str) -> bytes:
