@@ -56,7 +56,6 @@ BACK_S = 3.0
 """Longest wait of a line that was put back through no fault, and so longest idleness after nodes come back."""
 STOP_S = 5.0
 """How long putting back may take at the end."""
-
 SETBACKS = 1024
 """Batches whose last setback is remembered."""
 LOST_S = 0.5
@@ -185,7 +184,8 @@ class Runner:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            self.feed()
+            if self.held or not self._low.is_set():  # else there is nothing to begin, and more is being claimed
+                self.feed()
 
     def feed(self) -> None:
         """Begin as many lines as there is room for. Cheap; call it whenever something changed."""
