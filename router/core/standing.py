@@ -133,13 +133,10 @@ class Standing:
         if sign is not GOOD:
             self._against(sign, now, cause)
             return
-        self.faults = self.misses = self.refusals = 0
-        self.hung = self.mute = False
         self.heard_at = self.refused_until = now
-        self.refusal_s = REFUSAL_S[0]
-        if self.stretch > 1.0:
-            self.stretch = max(1.0, self.stretch * 0.95)
         self.answers += 1
+        if self.faults or self.misses or self.hung or self.mute or self.stretch > 1.0 or self.refusal_s > REFUSAL_S[0]:
+            self._forgive_faults()
         if self.state is not READY:  # there an answer leads nowhere, and the first back-off was set on the way
             self._came_back(now, cause)
 
@@ -244,6 +241,13 @@ class Standing:
         self.failed_at, self.hung = now, True
         self.retry_at = now + self.backoff_s * self.jitter()
         self._move(Event.LOST, now, cause)
+
+    def _forgive_faults(self) -> None:
+        """An answer says that what went wrong before is over; how long it may be waited for it tells slowly."""
+        self.faults = self.misses = self.refusals = 0
+        self.hung = self.mute = False
+        self.refusal_s = REFUSAL_S[0]
+        self.stretch = max(1.0, self.stretch * 0.95)
 
     def _came_back(self, now: float, cause: str) -> None:
         """A call was answered in another state than READY."""
