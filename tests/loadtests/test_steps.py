@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-CALLS = 165
-"""Of Python functions for one small chat; 140 where this was written, fewer on later Pythons."""
+CALLS = 120
+"""Of Python functions for one small chat; 100 where this was written, fewer on later Pythons."""
 
 
 def test_a_small_chat_takes_few_steps():
