@@ -85,7 +85,7 @@ class Permit(msgspec.Struct, eq=False):
         if self.spoke_at is None:
             self.spoke_at = now
             if self.budget is not None:
-                self.budget.read(self)
+                self.budget._read(self)
 
     def take(self) -> None:
         """Take it back: its room is free now, and whoever holds the block is told to leave."""
@@ -244,7 +244,7 @@ class Budget:
 
     # What permits tell
 
-    def read(self, permit: Permit) -> None:
+    def _read(self, permit: Permit) -> None:
         """A permit that holds room is in prefill no longer."""
         tokens = permit.prompt_tokens
         self.lengths[tokens.bit_length()] -= tokens
@@ -258,7 +258,7 @@ class Budget:
         """A permit holds its room no longer."""
         permit.budget = permit.left = None
         if permit.spoke_at is None:
-            self.read(permit)
+            self._read(permit)
         room = permit.room
         self._permits.discard(permit)
         self.taken_tokens -= room.tokens

@@ -202,9 +202,7 @@ class Node(Standing):
         """The first token of a call is here; of one that is not streamed the whole answer, which tells no pace."""
         if permit.spoke_at is not None or permit.taken:
             return
-        permit.spoke_at = now
-        if permit.budget is not None:
-            permit.budget.read(permit)
+        permit.spoke(now)
         if not streamed:
             return
         seconds = now - permit.began_at

@@ -75,7 +75,7 @@ class Leg(msgspec.Struct, eq=False):
         if call.stream or call.workload is BATCH or own_name != call.model:
             body = self._body(own_name)
         head = request.head(call, way.target, way.starts, len(body))
-        self._exchange = exchange = Exchange(way.pool, head, body, self._first_byte_s)
+        self._exchange = exchange = way.pool.exchange(head, body, first_byte_s=self._first_byte_s)
         if permit is not None and call.workload is BATCH:
             permit.left = lambda: exchange.stop(TakenBack(_TAKEN))
         await exchange.open()
