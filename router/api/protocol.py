@@ -202,10 +202,7 @@ class FrontProtocol(asyncio.Protocol):
             if self._waiting:
                 self._start(self._waiting.popleft())
             else:
-                seconds = HEAD_S if self._in_head and self._head_bytes else self._keep_alive_s
-                self._deadline = deadline = self.loop.time() + seconds
-                if self._alarm_at > deadline:
-                    self._arm(deadline)
+                self._until(HEAD_S if self._in_head and self._head_bytes else self._keep_alive_s)
 
     def resume_reading(self) -> None:
         """Whoever was made to wait may send again."""

@@ -111,9 +111,7 @@ class Connection(asyncio.Protocol):
             return waiter
         self._phase = HEAD
         self._bodyless = head.startswith(b"HEAD ")
-        self._deadline = deadline = self._loop.time() + first_byte_s
-        if self._alarm_at > deadline:
-            self._arm(deadline)
+        self._until(first_byte_s)
         if len(body) <= PIECE:
             self._transport.write(head + body if body else head)
         else:
@@ -171,9 +169,7 @@ class Connection(asyncio.Protocol):
         if not answered or self._rest is not None or self._stuffed or self._halted:
             return False
         self._phase = IDLE
-        self._deadline = deadline = self._loop.time() + self._bounds.keepalive_s
-        if self._alarm_at > deadline:
-            self._arm(deadline)
+        self._until(self._bounds.keepalive_s)
         return True
 
     def abort(self) -> None:
@@ -213,13 +209,10 @@ class Connection(asyncio.Protocol):
     def _until(self, seconds: float) -> None:
         self._deadline = deadline = self._loop.time() + seconds
         if self._alarm_at > deadline:
-            self._arm(deadline)
-
-    def _arm(self, deadline: float) -> None:
-        if self._alarm is not None:
-            self._alarm.cancel()
-        self._alarm_at = deadline
-        self._alarm = self._loop.call_at(deadline, self._ring)
+            if self._alarm is not None:
+                self._alarm.cancel()
+            self._alarm_at = deadline
+            self._alarm = self._loop.call_at(deadline, self._ring)
 
     def _ring(self) -> None:
         self._alarm, self._alarm_at = None, math.inf
